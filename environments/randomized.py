@@ -38,9 +38,9 @@ class Randomized(wrappers.Wrapper):
 
     A factor is uniform between its bounds, independent of the others, and multiplies the nominal
     value; all elements of an array have the same factor. Parameters are the float options of an
-    environment that is a dataclass, or those of its member `parameters` (see
-    `environment.Environment`). Evaluations play the nominal environment. Wrappers that change
-    episodes, such as a time limit, go around this one.
+    environment that is a dataclass, whose `__post_init__` must accept traced values, or those of
+    its member `parameters` (see `environment.Environment`). Evaluations play the nominal
+    environment. Other wrappers, such as a time limit, go around this one.
 
     Attributes:
       environment: inner environment.
@@ -56,6 +56,11 @@ class Randomized(wrappers.Wrapper):
 
     def __post_init__(self):
         super().__post_init__()
+        if isinstance(self.inner, wrappers.Wrapper):
+            raise errors.UserError(
+                "Randomized.environment: expected an environment without wrappers, which go around "
+                f"Randomized, got {errors.path_of(self.inner)}"
+            )
         name, known = environment.name_of(self.inner), _parameters(self.inner)
         if not known:
             raise errors.UserError(f"Randomized.environment: {name} has no parameters to randomise")

@@ -43,7 +43,8 @@ class EnvironmentSpec:
       model: the environment that steps from the states in observations; None if observations
         contain no state.
       metrics: names of the numbers in `metrics` of time steps (S6), such as `success`. Runners log
-        their means over episodes as `episode/NAME`, and evaluations as `evaluation/NAME`.
+        their means over episodes as `episode/NAME`, and evaluations as `evaluation/NAME`. Those of
+        a group, such as `achievement/eat_cow`, are not printed.
     """
 
     name: str

@@ -8,8 +8,9 @@ Axis legend: `T` time, `B` streams (one environment each, for the whole run).
 - S3  Row `b` is one environment for the whole run, and rollout `k + 1` begins where `k` ended.
 - S4  `Agent.act` resets its own recurrent state at FIRST.
 - S5  One rollout is acted by one version of the parameters.
-- S6  The `metrics` of a LAST time step are the numbers of the episode that ends there; at other
-  time steps they are ignored. Runners remove them before an agent receives a time step.
+- S6  The `metrics` of a LAST time step are the numbers of the episode that ends there. Those of MID
+  are its numbers so far, which count only where an evaluation cuts an episode. Runners remove them
+  before an agent receives a time step.
 """
 
 from collections.abc import Mapping

@@ -48,7 +48,7 @@ def main() -> int:
     help_text = "a fixed number of streams (default: any number)"
     add("--batch_size", type=command_line.count, metavar="N", help=help_text)
     arguments = parser.parse_args()
-    platforms = arguments.platforms.split(",")
+    platforms = [*dict.fromkeys(arguments.platforms.split(","))]
     if unknown := {*platforms} - {*_PLATFORMS}:
         expected = f"some of {','.join(_PLATFORMS)}"
         raise errors.UserError(f"--platforms: expected {expected}, got '{min(unknown)}'")
@@ -242,7 +242,8 @@ def _described(spec: specs.Array) -> dict[str, Any]:
     if isinstance(spec, specs.BoundedArray):
         for name, bound in (("minimum", spec.minimum), ("maximum", spec.maximum)):
             if np.isfinite(bound).all():
-                about[name] = np.unique(bound)[0].item() if np.ptp(bound) == 0 else bound.tolist()
+                values = np.unique(bound)
+                about[name] = values.item() if values.size == 1 else bound.tolist()
     return about
 
 

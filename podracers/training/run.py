@@ -183,7 +183,7 @@ class Run:
                 for line in runner.describe():
                     self._print_line(line)
                 if parts.evaluator.environment is not parts.environment:
-                    self._print_line("evaluations: with nominal parameters")
+                    self._print_line("evaluations: in the environment's evaluation_environment")
                 self._state = runner.init(experiment.seed)
                 if resume:
                     self._restore()

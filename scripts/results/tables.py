@@ -108,11 +108,12 @@ def _return(row: results.Row) -> str:
 
 
 def _metrics(row: results.Row) -> str:
-    """Returns the means over seeds of what the environment reports, if it is not too much."""
+    """Returns the means over seeds of an environment's few numbers, without those of groups."""
     samples = collections.defaultdict(list)
     for run in row.runs:
         for name, value in (run.metrics or {}).items():
-            samples[name].append(value)
+            if "/" not in name:
+                samples[name].append(value)
     if len(samples) > _MOST_METRICS:
         return ""
     return "".join(f"; {name} {results.number(sum(x) / len(x))}" for name, x in samples.items())

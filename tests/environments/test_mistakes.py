@@ -213,6 +213,8 @@ MISTAKES = [
             (catch.Catch, "Catch (environments.catch.Catch) has no parameters"),
             (envpool.EnvPool("CartPole-v1"), "expected a JAX environment, got a host environment"),
             (brax.Brax("fast"), "fast (environments.brax.Brax) has no parameters"),
+            (wrappers.TimeLimit(cartpole.CartPole, 9), "without wrappers, which go around"),
+            (wrappers.StickyActions(cartpole.CartPole), "got environments.wrappers.StickyActions"),
             (
                 brax.Brax("inverted_pendulum", {"backend": "spring"}),
                 "no float parameter 'body_mass'",

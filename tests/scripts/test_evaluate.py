@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from podracers import trees
+from podracers import evaluation, trees
 from podracers.training import trained
 from tests import processes
 
@@ -111,3 +111,10 @@ def test_mistakes(run_dir, run, tmp_path):
     for arguments, phrase in cases.items():
         processes.assert_mistake(run(EVALUATE, "--run_dir", *arguments), phrase)
     assert [path.name for path in empty.iterdir()] == ["config.gin"]
+
+
+def test_metrics_are_printed_without_those_of_groups(tools):
+    metrics = {"success": np.array([0.0, 1.0]), "achievement/dig": np.ones(2)}
+    episodes = evaluation.Episodes(np.zeros(2), np.ones(2), np.ones(2, bool), metrics)
+    printed = tools("evaluate").evaluate._described(episodes)
+    assert printed.endswith("length 1.0 agent steps, success 0.5")

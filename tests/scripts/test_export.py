@@ -208,6 +208,15 @@ def test_programs_have_the_layouts_of_their_platforms():
     assert layouts == {"cpu": bytes_, "cuda": bytes_, "tpu": words}
 
 
+def test_bounds_are_described():
+    mask = specs.BoundedArray((3,), bool, False, True)
+    about = {"shape": [3], "dtype": "bool", "minimum": False, "maximum": True}
+    assert export._described(mask) == about
+    about = {"shape": [2], "dtype": "float32", "minimum": [-1.0, 0.0], "maximum": 3.0}
+    assert export._described(_ACTION) == about
+    assert "maximum" not in export._described(_ACTION.replace(maximum=[np.inf, 3.0]))
+
+
 class _Batched(ppo.PPO):
     def act(self, params, actor_state, timestep, key, evaluation=False):
         np.zeros(timestep.reward.shape)
@@ -305,13 +314,14 @@ def test_the_loop_of_the_page_drives_a_robot_without_the_project(run_dir, run, t
 
 
 def test_greedy_actions_need_no_seed(run_dir, run, tmp_path):
-    words = ("--member", 0, "--platforms", "cpu", "--greedy", "--best", "--batch_size", 2)
+    words = ("--member", 0, "--platforms", "cpu,cpu", "--greedy", "--best", "--batch_size", 2)
     result = run("export", "--run_dir", run_dir, "--out", tmp_path / "policy", *words)
     assert (result.returncode, result.stderr) == (0, "")
     with zipfile.ZipFile(tmp_path / "policy") as file:
         about = json.loads(file.read("policy.json"))
         initial = jax.export.deserialize(file.read("cpu/initial")).call
     assert about["actions"] == "greedy" and not about["reads_seed"] and about["batch_size"] == 2
+    assert about["platforms"] == ["cpu"]
     assert initial(np.zeros(2, np.uint32)) == {}
 
 

@@ -60,7 +60,7 @@ def test_rows_are_read_and_written(modules, tmp_path):
     entry = _entry("a", [1.0, 3.0], gin_bindings=["A.x = 1"], suite="s")
     entry["runs"][0] |= {"curve": curve, "greedy_return": 0.5, "settings": "x"}
     for run, success in zip(entry["runs"], (0.25, 1.0)):
-        run["metrics"] = {"success": success}
+        run["metrics"] = {"success": success} | {f"achievement/{n}": 1.0 for n in range(9)}
     rows, path = _read(modules, tmp_path, entry, _entry("folder/b.gin", [], variant="two"))
     a, b = rows.values()
     page = modules.tables.page(rows, {})

@@ -168,11 +168,14 @@ def test_a_population_is_logged_by_member_and_on_average(population, capsys):
     assert (results["episodes"], results["greedy_episodes"]) == (16, 16)
     assert summary["environment_steps"] == 2 * 640
     assert (summary["compute_dtype"], summary["matmul_precision"]) == ("float32", "default")
-    train._print_summary(summary, directory)
+    more = {"speed": 7.0, "achievement/dig": 1.0}
+    own = {kind: results[kind] | more for kind in ("metrics", "greedy_metrics")}
+    train._print_summary(summary | {"evaluation": results | own}, directory)
     row = rf"\n  seed 4, learning_rate = 0\.01 +{members[1]['return']:.2f}\n"
     printed = capsys.readouterr().out
     assert re.search(row, printed)
     assert re.search(rf"\nsuccess +{results['return']:.4g}, greedy ", printed)
+    assert re.search(r"\nspeed +7, greedy 7\n", printed) and "achievement" not in printed
     policy = trained.load(directory.path)  # is evaluated by member
     judged = policy.parts.evaluate(policy.params, evaluation.run_key(3)).episodes
     assert judged.mean_return().tolist() == list(results["return_by_seed"].values())
@@ -203,14 +206,14 @@ def test_the_operative_configuration_gives_the_same_experiment(population):
                 assert value == getattr(two, field.name), field.name
 
 
-def test_a_run_prints_that_evaluations_are_nominal(settings, tmp_path):
+def test_a_run_prints_that_evaluations_play_another_environment(settings, tmp_path):
     def random():
         return randomized.Randomized(cartpole.CartPole, {"gravity": (0.5, 2.0)})
 
     candidate = dataclasses.replace(settings, environment=random)
     directory = run_directory.RunDirectory(tmp_path)
     _, lines = _run(candidate, directory, At(directory.path, 0))
-    assert "evaluations: with nominal parameters" in lines
+    assert "evaluations: in the environment's evaluation_environment" in lines
 
 
 @pytest.mark.exact
@@ -220,7 +223,7 @@ def test_a_stopped_population_resumes_as_if_nothing_had_happened(settings, popul
     directory.config.write_text(population[0].config.read_text())
     directory.metrics.write_text('{"step": 64, "loss/value": 1.0}\n')
     _, lines = _run(settings, directory, At(directory.path, 0), resume=True)
-    assert "evaluations: with nominal parameters" not in lines
+    assert "evaluations: in the environment's evaluation_environment" not in lines
     assert "there is no checkpoint yet: starting from the beginning" in lines
     assert lines[-1] == "stopped at 0 steps: continue with --resume"
     summary, lines = _run(settings, directory, At(directory.path, 4), resume=True)
