@@ -326,19 +326,14 @@ class Checkpointer:
         with storage.failures(f"read checkpoint {folder}"):  # the files are as written: no damage
             saved = self._arrays.metadata(folder / item).tree
             if template is None:
-                template = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), saved)
-                expected = template
+                leaves = {path: np.empty(shape, dtype) for path, shape, dtype in record[item]}
+                expected = template = trees.arranged(leaves, saved)
             else:
                 expected = bare if processes.on_lead(is_bare) else template
             # In the containers on the disk, because an earlier version may lack empty ones.
             arrays = ocp.args.StandardRestore(trees.arranged(_with_elements(expected), saved))
             tree = trees.arranged(self._arrays.restore(folder / item, args=arrays), expected)
-        tree = jax.tree.map(
-            lambda leaf, like: (
-                leaf if np.size(like) else jnp.zeros(like.shape, like.dtype, device=like.sharding)
-            ),
-            *(tree, expected),
-        )
+        tree = jax.tree.map(lambda x, like: x if np.size(like) else _empty(like), tree, expected)
         return agent_lib.with_replay(tree, template), record["user"]
 
     def _set_aside(self, steps: Collection[int]) -> None:
@@ -383,6 +378,12 @@ class Checkpointer:
 def _with_elements(tree: types.PyTree) -> types.PyTree:
     """Returns a tree with a number for each array without elements, which orbax does not save."""
     return jax.tree.map(lambda leaf: leaf if np.size(leaf) else np.zeros((), np.int8), tree)
+
+
+def _empty(like: Any) -> jax.Array | np.ndarray:
+    """Returns an array without elements, of a template."""
+    is_host = isinstance(like, np.ndarray)
+    return like if is_host else jnp.zeros(like.shape, like.dtype, device=like.sharding)
 
 
 @functools.cache

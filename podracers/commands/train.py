@@ -157,28 +157,29 @@ def _print_summary(summary: dict, directory: run_directory.RunDirectory) -> None
     seeds = results.get("return_by_seed", {})
     over = f"{len(seeds)} seeds" if seeds else f"{results['episodes']} episodes"
     error = f"{results['standard_error']:.2f} (mean and standard error over {over})"
-    rows = {"return": f"{results['return']:.2f} ± {error}"}
+    rows = [("return", f"{results['return']:.2f} ± {error}")]
     if "greedy_return" in results:
         error = results["greedy_standard_error"]
-        rows["with greedy actions"] = f"{results['greedy_return']:.2f} ± {error:.2f}"
+        rows.append(("with greedy actions", f"{results['greedy_return']:.2f} ± {error:.2f}"))
     options = {str(member["seed"]): member["values"] for member in summary.get("members", [])}
     for seed, mean in seeds.items():
         values = (f", {name} = {value:g}" for name, value in options.get(seed, {}).items())
-        rows[f"  seed {seed}{''.join(values)}"] = f"{mean:.2f}"
-    rows["random policy"] = f"{summary['random_policy_return']:.2f}"
+        rows.append((f"  seed {seed}{''.join(values)}", f"{mean:.2f}"))
+    rows.append(("random policy", f"{summary['random_policy_return']:.2f}"))
     greedy = results.get("greedy_metrics", {})
     for name, mean in results.get("metrics", {}).items():
         if "/" not in name:
-            rows[name] = f"{mean:.4g}" + (f", greedy {greedy[name]:.4g}" if greedy else "")
-    rows["episode length"] = f"{results['length']:.1f} agent steps"
+            of_greedy = f", greedy {greedy[name]:.4g}" if greedy else ""
+            rows.append((name, f"{mean:.4g}{of_greedy}"))
+    rows.append(("episode length", f"{results['length']:.1f} agent steps"))
     if results["unfinished"]:
-        rows["cut short"] = f"{results['unfinished']} episodes"
-    rows["agent steps"] = f"{summary['environment_steps']:,}"
+        rows.append(("cut short", f"{results['unfinished']} episodes"))
+    rows.append(("agent steps", f"{summary['environment_steps']:,}"))
     if (rate := summary["steps_per_second"]) is not None:
-        rows["speed"] = f"{rate:,.0f} agent steps/s, without compilation"
-    rows["wall time"] = f"{summary['wall_time_s']:.0f} s"
-    rows |= {"device": summary["device"], "files": str(directory.path)}
-    print("Results", command_line.table([*rows.items()]), sep="\n")
+        rows.append(("speed", f"{rate:,.0f} agent steps/s, without compilation"))
+    rows.append(("wall time", f"{summary['wall_time_s']:.0f} s"))
+    rows += [("device", summary["device"]), ("files", str(directory.path))]
+    print("Results", command_line.table(rows), sep="\n")
 
 
 command = functools.partial(command_line.run, main)

@@ -305,6 +305,24 @@ def test_entries_of_info_are_reduced_over_every_step_of_the_simulator():
         assert len({info[entry][0] for info in infos}) == 6
 
 
+def test_success_belongs_to_the_episode_that_reached_the_goal():
+    """The hand of stream 0 moves to its goal in the first of two episodes, that of 1 does not."""
+    host, timestep = start(envpool.EnvPool("FetchReach-v4", max_episode_steps=12), 2)
+    reported = []
+    for time in range(26):
+        seen = timestep.observation
+        action = np.zeros((2, 4), np.float32)
+        if time < 12:
+            action[0, :3] = np.clip(10 * (seen["desired_goal"] - seen["achieved_goal"])[0], -1, 1)
+        host.send(action)
+        timestep = host.recv()
+        if not np.all(timestep.step_type == types.MID):
+            reported.append((timestep.step_type[0], *timestep.metrics["is_success"]))
+    host.close()
+    first, last = types.FIRST, types.LAST
+    assert reported == [(last, 1, 0), (first, 0, 0), (last, 0, 0), (first, 0, 0)]
+
+
 @pytest.mark.parametrize(
     ("task_id", "metrics"),
     [

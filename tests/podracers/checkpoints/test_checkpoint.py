@@ -31,7 +31,8 @@ def _make_state(num_devices: int = 4, value: float = 1.0) -> dict[str, Any]:
     mesh = parallel.make_mesh(jax.devices()[:num_devices])
     everywhere = NamedSharding(mesh, PartitionSpec())
     split = NamedSharding(mesh, PartitionSpec(parallel.AXIS))
-    params = {"dense": {"kernel": value * jnp.arange(64.0).reshape(4, 16)}}
+    kernel = value * jnp.arange(64.0).reshape(4, 16)
+    params = {"dense": {"kernel": kernel, "none": jnp.zeros((0, 3))}}
     whole = {"params": params, "optimizer": optax.adam(1e-3).init(params), "key": jax.random.key(3)}
     whole["metrics"] = {"a/b": value * jnp.ones(2), "a.b": jnp.zeros(2)}  # any names
     ring = value * jnp.arange(64, dtype=jnp.bfloat16).reshape(8, 8)
@@ -94,6 +95,12 @@ def test_parts_without_arrays_may_differ(saved):
     )
     _, state, _ = checkpoint.Checkpointer(saved, read_only=True).restore(template)
     _assert_equal(state, expected)
+
+
+def test_parameters_are_read_without_a_template(saved):
+    _, params, _ = checkpoint.Checkpointer(saved, read_only=True).restore(None, "params")
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params))
+    _assert_equal(params, jax.device_get(_make_state(value=30.0)["params"]))
 
 
 def test_keeps_the_newest_and_the_best(tmp_path):

@@ -168,14 +168,14 @@ def test_a_population_is_logged_by_member_and_on_average(population, capsys):
     assert (results["episodes"], results["greedy_episodes"]) == (16, 16)
     assert summary["environment_steps"] == 2 * 640
     assert (summary["compute_dtype"], summary["matmul_precision"]) == ("float32", "default")
-    for kind in ("metrics", "greedy_metrics"):
-        results[kind]["achievement/dig"] = 1.0
-    train._print_summary(summary, directory)
+    more = {"speed": 7.0, "achievement/dig": 1.0}
+    own = {kind: results[kind] | more for kind in ("metrics", "greedy_metrics")}
+    train._print_summary(summary | {"evaluation": results | own}, directory)
     row = rf"\n  seed 4, learning_rate = 0\.01 +{members[1]['return']:.2f}\n"
     printed = capsys.readouterr().out
     assert re.search(row, printed)
     assert re.search(rf"\nsuccess +{results['return']:.4g}, greedy ", printed)
-    assert "achievement" not in printed
+    assert re.search(r"\nspeed +7, greedy 7\n", printed) and "achievement" not in printed
     policy = trained.load(directory.path)  # is evaluated by member
     judged = policy.parts.evaluate(policy.params, evaluation.run_key(3)).episodes
     assert judged.mean_return().tolist() == list(results["return_by_seed"].values())
