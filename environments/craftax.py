@@ -6,9 +6,13 @@ https://arxiv.org/abs/2402.16801. The package is imported lazily; its import cre
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import importlib
 import math
+import os
+import pathlib
+import tempfile
 import types as python_types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -159,14 +163,22 @@ def _make(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     with adaptors.options_of(name, options, known):
         params = dataclasses.replace(inner.default_params, **options)
         errors.require_types(params)
+        errors.require_count(params, "max_timesteps")
     return inner, params
 
 
 @contextlib.contextmanager
 def _textures() -> Iterator[None]:
-    """Explains failures of Craftax's cache of textures, which a killed process leaves damaged."""
+    """Guards the import that writes Craftax's cache of textures into its package, not atomically.
+
+    One process at a time imports it, because another one would read half a file. A process that is
+    killed meanwhile leaves a damaged one.
+    """
+    lock = pathlib.Path(tempfile.gettempdir(), f"craftax-textures-{os.getuid()}.lock")
     try:
-        yield
+        with lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
     except (EOFError, OSError) as error:
         raise errors.UserError(
             "Craftax's cache of textures, a file in its package, cannot be used: set the variable "

@@ -67,14 +67,15 @@ class Playground(brax.Brax):
         user = f"environment '{self.name}'"
         package = adaptors.optional_import("mujoco_playground", user, "playground")
         suite, name = package.dm_control_suite, f"MuJoCo Playground's {self.name}"
-        if self.name in (*package.locomotion.ALL_ENVS, *package.manipulation.ALL_ENVS):
+        others = (*package.locomotion.ALL_ENVS, *package.manipulation.ALL_ENVS)
+        errors.require_known(
+            "MuJoCo Playground has no environment", self.name, (*suite.ALL_ENVS, *others)
+        )
+        if self.name in others:
             raise errors.UserError(
                 f"{name} would download its models: use environments.envpool with "
                 f"envpool.EnvPool.task_id = '{self.name}-v1'"
             )
-        errors.require_known(
-            "MuJoCo Playground's dm_control suite has no environment", self.name, suite.ALL_ENVS
-        )
         config = suite.get_default_config(self.name)
         known = set(config) - set(_OTHERS)
         with adaptors.options_of(name, self.options, known):

@@ -93,7 +93,7 @@ FAMILIES = {
         evidence=("info:crashed", "info:is_success"),
         metrics={"is_success": "max", "crashed": "max"},
     ),
-    "envpool.jumanji": Family(Clock.FIXED, metrics={"solved": "max"}),
+    "envpool.jumanji": Family(Clock.FIXED, evidence=("info:solved",), metrics={"solved": "max"}),
     # Only reaching a goal and hitting an obstacle give a reward.
     "envpool.minigrid": Family(Clock.FLAGGED, evidence=("reward",)),
     # MetaWorld counts a success at any step (Yu et al. 2019, https://arxiv.org/abs/1910.10897), and

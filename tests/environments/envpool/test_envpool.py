@@ -125,13 +125,17 @@ def test_the_rules_terminate_and_win_over_a_time_limit_on_the_same_step(task_id,
         assert limited(end - 1) == (end - 1, False)
 
 
-def test_a_crash_on_the_last_step_of_a_fixed_clock_terminates():
-    task = families.load("highway-v0", {}, None)
+@pytest.mark.parametrize(
+    ("task_id", "limit", "evidence"),
+    [("highway-v0", 40, "info:crashed"), ("Jumanji/Sokoban-v0", 120, "info:solved")],
+)
+def test_an_end_by_the_rules_on_the_last_step_of_a_fixed_clock_terminates(task_id, limit, evidence):
+    task = families.load(task_id, {}, None)
     state = {
         "done": np.array([True, True, True, False]),
         "trunc": np.array([True, True, False, False]),
-        "elapsed_step": np.array([40, 40, 7, 7]),
-        "info:crashed": np.array([1, 0, 1, 0]),
+        "elapsed_step": np.array([limit, limit, 7, 7]),
+        evidence: np.array([1, 0, 1, 0]),
     }
     np.testing.assert_array_equal(task.terminated(state), [True, False, True, False])
 
