@@ -43,7 +43,7 @@ def test_the_page_counts_the_ids_of_every_family():
 
 # Without ViZDoom, whose processes sometimes never answer at their start.
 @pytest.mark.slow
-@pytest.mark.parametrize("row", [row for row in ROWS if row[0] != "vizdoom"], ids=lambda row: row[0])
+@pytest.mark.parametrize("row", [x for x in ROWS if x[0] != "vizdoom"], ids=lambda row: row[0])
 def test_ten_updates(row, tmp_path):
     _, _, task_id, name = row
     bindings = [f"EnvPool.task_id = '{task_id}'", *SMALL, *SMALL_AGENTS[name.rpartition("_")[2]]]
