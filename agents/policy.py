@@ -34,6 +34,7 @@ class ActorParams(NamedTuple):
 
     params: types.PyTree
     normalizer: Any
+    update: Any = ()  # int32, rollouts that the parameters have learnt from
 
 
 class Extras(NamedTuple):
@@ -42,6 +43,7 @@ class Extras(NamedTuple):
     raw: jax.Array  # action in units of the bounds, before squashing or clipping
     log_prob: jax.Array  # [T, B] of `raw`, under the acting policy
     value: jax.Array  # [T, B], from the acting parameters
+    update: jax.Array  # int32 [T, B], rollouts that the acting parameters had learnt from
 
 
 class Batch(NamedTuple):
@@ -123,7 +125,7 @@ class ActorCritic(options.Learning):
 
     def actor_params(self, learner: Any) -> ActorParams:
         """Returns the parameters and the statistics of observations and returns."""
-        return ActorParams(learner.params, learner.normalizer)
+        return ActorParams(learner.params, learner.normalizer, learner.update)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
@@ -139,7 +141,9 @@ class ActorCritic(options.Learning):
             raw = self.action_head.sample(output.policy, mask, key)
         log_prob = self.action_head.log_prob(output.policy, mask, raw)
         action = self.action_head.to_action(raw)
-        return action, self._inputs.next_state(core, action), Extras(raw, log_prob, output.value)
+        update = jnp.broadcast_to(params.update, log_prob.shape)
+        extras = Extras(raw, log_prob, output.value, update)
+        return action, self._inputs.next_state(core, action), extras
 
     def _learning_inputs(self, normalizer: Any, rollout: types.Rollout) -> types.TimeStep:
         """Returns the time steps `[T + 1, B]` of a rollout as the network learns from them.
@@ -161,6 +165,7 @@ class GeneralizedAdvantage(ActorCritic):
     """
 
     gae_lambda: float = options.fraction(0.95)
+    clip_rho: float = options.non_negative(5.0)
 
     def targets(self, timestep: types.TimeStep, values: jax.Array) -> returns.Targets:
         """Returns the targets and advantages `[T, B]`, before an agent normalises the advantages.
@@ -171,3 +176,26 @@ class GeneralizedAdvantage(ActorCritic):
         """
         advantage = returns.gae(timestep, values, self.gamma, self.gae_lambda)
         return returns.Targets(advantage + values[:-1], advantage)
+
+    def _proximal(
+        self,
+        params: types.PyTree,
+        update: jax.Array,
+        core: Any,
+        timestep: types.TimeStep,
+        extras: Extras,
+    ) -> tuple[Extras, jax.Array]:
+        """Returns the extras under the proximal policy, and importance weights `[T, B]`."""
+
+        def log_prob() -> jax.Array:
+            outputs = networks.unroll_in_parts(
+                self.net, params, core, timestep, lambda output: output.policy
+            )
+            mask = encoders.action_mask(timestep.observation)
+            outputs, mask = jax.tree.map(lambda x: x[:-1], (outputs, mask))
+            return self.action_head.log_prob(outputs, mask, extras.raw)
+
+        is_old = jnp.any(extras.update != update)
+        proximal = jax.lax.cond(is_old, log_prob, lambda: extras.log_prob)
+        weight = jnp.minimum(jnp.exp(proximal - extras.log_prob), self.clip_rho)
+        return extras._replace(log_prob=proximal), weight

@@ -75,7 +75,13 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         learner = state.learner
         timestep = self._learning_inputs(learner.normalizer, rollout)
         core, timestep = self.net.prepare(rollout.actor_state.core, timestep)
-        batch, metrics = self._batch(learner.params, core, timestep, rollout.extras)
+        extras, rho = self._proximal(
+            learner.params, learner.update, core, timestep, rollout.extras
+        )
+        import os
+        if os.environ.get("MODE") == "off":
+            extras, rho = rollout.extras, jnp.ones_like(rho)
+        batch, metrics = self._batch(learner.params, core, timestep, extras, rho)
         context = optimization.Context(optimization.agent_steps(learner.update, rollout))
         learning_rate = self._optimizer.learning_rate_at(context.agent_steps)
         loss = functools.partial(self.loss, context=context)
@@ -98,7 +104,7 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         return types.AgentState(learner, memory), metrics
 
     def _batch(
-        self, params: types.PyTree, core: Any, timestep: types.TimeStep, extras: policy.Extras
+        self, params: types.PyTree, core: Any, timestep: types.TimeStep, extras: policy.Extras, rho
     ) -> tuple[policy.Batch, dict[str, types.Mean]]:
         """Returns the rollout with advantages and value targets, and metrics of them."""
         if self.net.is_recurrent:
@@ -111,12 +117,22 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         metrics = {
             "value/mean": types.Mean.of(values[:-1], weight),
             "value/target": types.Mean.of(target, weight),
+            "policy/rho": types.Mean.of(rho, weight),
+            "policy/rho_square": types.Mean.of(rho * rho, weight),
         }
+        import os
+        mode = os.environ.get("MODE", "after")
+        if mode == "off":
+            pass
+        if mode == "before":
+            advantage = advantage * rho
         if self.normalize_advantages:
             mean = parallel.global_mean(types.Mean.of(advantage, weight))
             square = jnp.square(advantage - mean)
             variance = parallel.global_mean(types.Mean.of(square, weight))
             advantage = (advantage - mean) * jax.lax.rsqrt(variance + 1e-8)
+        if mode == "after":
+            advantage = advantage * rho
         current = jax.tree.map(lambda x: x[:-1], timestep)
         return policy.Batch(current, extras, advantage, target, weight), metrics
 
