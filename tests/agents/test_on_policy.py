@@ -27,7 +27,7 @@ NETWORKS = {
     "frames": {"frame_stack": 3},
     "frames_gru": {"core": cores.GRU(8), "frame_stack": 3},
     "lstm": {"core": cores.LSTM(8)},
-    "mingru": {"core": cores.MinGRU(8)},
+    "stack": {"core": cores.Stack(cores.MinGRU(8))},
 }
 OPTIONS = {
     "learning_rate": 0.02,
@@ -154,6 +154,7 @@ FIRST_STEP = {
         ("impala", "feed_forward", 4),
         ("pqn", "frames", 4),
         *(pytest.param(name, "lstm", 1, marks=pytest.mark.slow) for name in AGENTS),
+        pytest.param("ppo", "stack", 4, marks=pytest.mark.slow),
     ],
 )
 def test_an_update_equals_a_slow_one(name, network, num_devices):
