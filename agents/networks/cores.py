@@ -296,6 +296,48 @@ class LRU(_Units):
         return values * jax.nn.sigmoid(gate), (hidden[-1].real, hidden[-1].imag)
 
 
+class Stack(nn.Module):
+    """Layers of one kind of core, with residual connections and normalisation before each layer.
+
+        x[k + 1] = x[k] + core_k(LayerNorm(x[k])),    outputs = LayerNorm(x[num_layers])
+
+    Xiong et al., "On Layer Normalization in the Transformer Architecture", 2020,
+    https://arxiv.org/abs/2002.04745. Where the sizes of features and core differ, a matrix projects
+    the features for the first sum.
+
+    Attributes:
+      core: core of each layer, with parameters of its own; the state is a tuple of theirs.
+      num_layers: number of layers.
+    """
+
+    core: nn.Module = MinGRU()
+    num_layers: int = 2
+
+    def __post_init__(self):
+        errors.require_count(self, "num_layers")
+        if not hasattr(self.core, "initial_state"):
+            got = errors.path_of(self.core)
+            raise errors.UserError(f"Stack.core: expected a core such as MinGRU, got {got}")
+        super().__post_init__()
+
+    def initial_state(self, batch_size: int) -> tuple:
+        return (self.core.initial_state(batch_size),) * self.num_layers
+
+    @nn.compact
+    def __call__(self, state, features, first):
+        norm, states = functools.partial(nn.LayerNorm, dtype=features.dtype), []
+        for index in range(self.num_layers):
+            core = self.core.clone(parent=self, name=f"layer_{index}")
+            inputs = norm(name=f"norm_{index}")(features)
+            outputs, layer_state = core(state[index], inputs, first)
+            if features.shape != outputs.shape:
+                project = nn.Dense(outputs.shape[-1], dtype=features.dtype, name="projection")
+                features = project(features)
+            features += outputs.astype(features.dtype)
+            states.append(layer_state)
+        return norm(name="norm")(features), tuple(states)
+
+
 def _orthogonal_blocks(num_blocks: int) -> nn.initializers.Initializer:
     """Returns an initializer of `num_blocks` square orthogonal matrices side by side."""
 

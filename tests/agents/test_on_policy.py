@@ -27,7 +27,7 @@ NETWORKS = {
     "frames": {"frame_stack": 3},
     "frames_gru": {"core": cores.GRU(8), "frame_stack": 3},
     "lstm": {"core": cores.LSTM(8)},
-    "mingru": {"core": cores.MinGRU(8)},
+    "stack": {"core": cores.Stack(cores.MinGRU(8))},
 }
 OPTIONS = {
     "learning_rate": 0.02,
@@ -171,6 +171,7 @@ FIRST_STEP = {
         pytest.param("ppo", "lstm", 1, True, marks=pytest.mark.slow),
         pytest.param("impala", "lstm", 1, True, marks=pytest.mark.slow),
         pytest.param("pqn", "lstm", 1, False, marks=pytest.mark.slow),
+        pytest.param("ppo", "stack", 4, False, marks=pytest.mark.slow),
     ],
 )
 def test_an_update_equals_a_slow_one(name, network, num_devices, is_old):

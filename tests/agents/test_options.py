@@ -21,7 +21,7 @@ from agents import (
     tree_search,
     vmpo,
 )
-from agents.networks import cores, heads
+from agents.networks import cores, encoders, heads
 from agents.networks import muzero as muzero_networks
 from environments import catch, wrappers
 from podracers import errors
@@ -39,6 +39,7 @@ _MAKE = {each.__name__: each for each in (*_AGENTS, *_PARTS)}
 _MAKE |= {
     "LPG": lifetimes.agent,
     "LRU": functools.partial(cores.LRU, 4),
+    "Stack": cores.Stack,
     "from_spec": heads.from_spec,
     # Nothing may mix cells.
     "q_network": functools.partial(networks.q_network, _SPEC, 4, num_cells=4),
@@ -113,6 +114,8 @@ _IMPOSSIBLE = [
         ("LRU", {"max_radius": 1.0}, "max_radius < 1 and max_phase > 0, got"),
         ("LRU", {"min_radius": -0.1}, "max_radius < 1 and max_phase > 0, got"),
         ("LRU", {"min_radius": 0.9, "max_radius": 0.9}, "max_radius < 1 and max_phase > 0, got"),
+        ("Stack", {"num_layers": 0}, "Stack.num_layers: expected a positive int"),
+        ("Stack", {"core": encoders.MLP()}, "expected a core such as MinGRU, got .*MLP"),
         ("from_spec", {"action_spec": _BOX, "kind": "gausian"}, "did you mean 'gaussian'"),
         ("from_spec", {"action_spec": _SPEC.action, "kind": "gaussian"}, "known: categorical"),
         (

@@ -166,6 +166,31 @@ def test_chrono_steps_are_checked(value):
         cores.MinGRU(4, value)
 
 
+def test_a_stack_is_the_sum_of_its_layers_and_keeps_their_states():
+    core = cores.MinGRU(4)
+    stack = cores.Stack(core, num_layers=3)
+    features = jax.random.normal(jax.random.key(0), (7, 2, 3))
+    first = jax.random.bernoulli(jax.random.key(1), 0.3, (7, 2))
+    states = tuple(state + index for index, state in enumerate(stack.initial_state(2)))
+    params = jax.jit(stack.init)(jax.random.key(2), states, features, first)["params"]
+    kernels = [params[f"layer_{index}"]["input"]["kernel"] for index in (1, 2)]
+    assert not np.allclose(*kernels)
+    params = experience.moved(params, 0.3, seed=3)
+    outputs, last = jax.jit(stack.apply)({"params": params}, states, features, first)
+
+    def norm(x, name):
+        return jax.nn.standardize(x, epsilon=1e-6) * params[name]["scale"] + params[name]["bias"]
+
+    x = features @ params["projection"]["kernel"] + params["projection"]["bias"]
+    for index in range(3):
+        inputs = norm(x if index else features, f"norm_{index}")
+        weights = {"params": params[f"layer_{index}"]}
+        hidden, state = jax.jit(core.apply)(weights, states[index], inputs, first)
+        np.testing.assert_allclose(last[index], state, atol=1e-5)
+        x = x + hidden
+    np.testing.assert_allclose(outputs, norm(x, "norm"), atol=1e-5)
+
+
 def test_eigenvalues_of_an_lru_begin_in_their_ring():
     core = cores.LRU(500, min_radius=0.5, max_radius=0.8, max_phase=1.0)
     state, features = core.initial_state(1), jnp.ones((1, 1, 3))

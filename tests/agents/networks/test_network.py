@@ -53,6 +53,7 @@ CASES = {
         },
     ),
     "lstm": (VECTOR, DISCRETE, {"core": cores.LSTM(8), "separate_critic": False}),
+    "stack": (VECTOR, DISCRETE, {"core": cores.Stack(cores.MinGRU(8))}),
     "frames": (VECTOR, DISCRETE, {"frame_stack": 4}),
     "frames_lstm": (
         MIXED,
@@ -61,7 +62,7 @@ CASES = {
     ),
 }
 EVERY = [*list(CASES)[:-1], pytest.param("frames_lstm", marks=pytest.mark.slow)]
-RECURRENT = {"lstm", "frames_lstm"}
+RECURRENT = {"lstm", "stack", "frames_lstm"}
 WITHOUT_MEMORY = {"mlp", "shared_gaussian", "cnn", "cells", "asymmetric"}
 _assert_close = functools.partial(streams.assert_close, atol=2e-5)
 
