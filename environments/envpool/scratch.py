@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import warnings
@@ -35,6 +37,11 @@ class Directory:
         working directory of the process, with a warning; files of the simulator stay there.
         """
         future: futures.Future[Any] = futures.Future()
+
+        # EnvPool starts several processes at once. The first fork ends OpenBLAS's threads, and two
+        # that do so at the same time wait for ever. With `group`, Python forks (`vfork` does not
+        # end the threads).
+        subprocess.run([sys.executable, "-ISc", ""], group=os.getgid(), check=True)
 
         def run() -> None:
             try:

@@ -41,9 +41,8 @@ def test_the_page_counts_the_ids_of_every_family():
     assert all(module_of(task_id) == module for module, _, task_id, _ in ROWS)
 
 
-# Without ViZDoom: inside of pytest one of its processes may end at its start, and EnvPool waits.
 @pytest.mark.slow
-@pytest.mark.parametrize("row", [x for x in ROWS if x[0] != "vizdoom"], ids=lambda row: row[0])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_ten_updates(row, tmp_path):
     _, _, task_id, name = row
     bindings = [f"EnvPool.task_id = '{task_id}'", *SMALL, *SMALL_AGENTS[name.rpartition("_")[2]]]
