@@ -152,7 +152,9 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
     "pqn_gru": lambda: _PQN(_tiny_q_network(cores.GRU(8, layer_norm=True), encoder=_NORM_MLP)),
     # A core and stacked frames; sequences are longer than rollouts.
     "r2d2": lambda: _R2D2(_tiny_q_network(core=cores.LSTM(8), frame_stack=2, dueling=True)),
-    "r2d2_stack": lambda: _R2D2(_tiny_q_network(core=cores.Stack(cores.LRU(8)))),
+    "r2d2_attention": lambda: _R2D2(
+        _tiny_q_network(core=cores.Stack(cores.Attention(8, num_heads=2, window=6)))
+    ),
     "sac": lambda: _SAC(_tiny_sac_network, "continuous", masked=False, normalize_observations=True),
     "sac_asymmetric": lambda: _SAC(
         functools.partial(_tiny_sac_network, frame_stack=2, **ASYMMETRIC),

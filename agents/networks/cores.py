@@ -4,7 +4,8 @@ A core maps sequences `[T, B, ...]`, and is reset where `first` is true. One ste
 length one, so unrolling and stepping are the same code. Products have the dtype of the features;
 recurrent states are float32.
 
-Axis legend: `T` time, `B` streams, `F` features, `H` units, `K` frames.
+Axis legend: `T` time, `B` streams, `F` features, `H` units, `K` frames,
+`W` earlier steps of a window, `S = W + T`, `N` heads of `D` units.
 """
 
 import functools
@@ -17,6 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from podracers import errors, types
+
+_MASKED = -1e30  # logit of a step that attention must not read
 
 
 class Core(Protocol):
@@ -296,6 +299,77 @@ class LRU(_Units):
         return values * jax.nn.sigmoid(gate), (hidden[-1].real, hidden[-1].imag)
 
 
+class Attention(_Units):
+    """Attention to the present step and the `W` steps before it, within the episode.
+
+    The state is the cache of the last `W` inputs, as in Dai et al., "Transformer-XL", 2019,
+    https://arxiv.org/abs/1901.02860: keys and values of the cache have gradients, its inputs have
+    none. Each head has a learnt bias for each age of an input, as in Raffel et al., "Exploring the
+    Limits of Transfer Learning with a Unified Text-to-Text Transformer", 2020,
+    https://arxiv.org/abs/1910.10683, but without buckets. Where the size of the features differs, a
+    matrix projects them. Layers of a transformer are a `Stack` of it with `Stack.hidden_size`.
+
+    Attributes:
+      size: number of units, `H`.
+      num_heads: number of heads, `N`, which divides `H`.
+      window: number of earlier steps, `W`; the state has `[B, W, H]` inputs, and `[B]` int32, how
+        many of them are of the episode.
+    """
+
+    num_heads: int = 4
+    window: int = 64
+
+    def __post_init__(self):
+        errors.require_count(self, "num_heads", "window")
+        super().__post_init__()
+        if self.size % self.num_heads:
+            raise errors.UserError(
+                f"Attention.num_heads: expected a divisor of size = {self.size}, "
+                f"got {self.num_heads}"
+            )
+
+    def initial_state(self, batch_size: int) -> tuple[jax.Array, jax.Array]:
+        inputs = jnp.zeros((batch_size, self.window, self.size), jnp.float32)
+        return inputs, jnp.zeros(batch_size, jnp.int32)
+
+    @nn.compact
+    def __call__(self, state, features, first):
+        (cache, count), (length, _), dtype = state, first.shape, features.dtype
+        if features.shape[-1] != self.size:
+            features = nn.Dense(self.size, dtype=dtype, name="projection")(features)
+        inputs = jnp.concatenate([jnp.moveaxis(cache, 1, 0).astype(dtype), features])  # [S, B, H]
+
+        heads = self.num_heads, self.size // self.num_heads
+        query = nn.DenseGeneral(heads, dtype=dtype, name="query")(features)  # [T, B, N, D]
+        normal = nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2))
+        key = self.param("key", normal, (self.size, *heads)).astype(dtype)
+        value = self.param("value", normal, (self.size, *heads)).astype(dtype)
+        # `einsum` chooses by `T` whether it projects the inputs, or the queries and the results.
+        logits = jnp.einsum("tbnd,hnd,sbh->bnts", query, key, inputs).astype(jnp.float32)
+        logits = logits / math.sqrt(heads[1]) + self._age_bias(length)
+        # Where the episode of each step begins, counted in `inputs`.
+        time = self.window + jnp.arange(length)[:, None]
+        begin = jax.lax.cummax(jnp.where(first, time, self.window - count), axis=0)  # [T, B]
+        exists = jnp.arange(self.window + length) >= begin.T[:, None, :, None]  # [B, 1, T, S]
+        weights = jax.nn.softmax(jnp.where(exists, logits, _MASKED)).astype(dtype)
+        attended = jnp.einsum("bnts,sbh,hnd->tbnd", weights, inputs, value)
+        outputs = nn.DenseGeneral(self.size, (-2, -1), dtype=dtype, name="output")(attended)
+
+        cache = jnp.moveaxis(inputs[length:], 0, 1).astype(jnp.float32)
+        return outputs, (cache, jnp.minimum(self.window + length - begin[-1], self.window))
+
+    def _age_bias(self, length: int) -> jax.Array:
+        """Returns the biases `[N, T, S]`, which exclude later steps and those before the window.
+
+        Row `t` has the same `W + 1` numbers, oldest first, from place `t` on: rows of one place
+        more, one after another, are cut into rows of `S` places.
+        """
+        shape, size = (self.num_heads, self.window + 1), self.window + length
+        bias = self.param("age_bias", nn.initializers.zeros, shape)
+        row = jnp.pad(bias, ((0, 0), (0, length)), constant_values=_MASKED)  # [N, S + 1]
+        return jnp.tile(row, length)[:, : length * size].reshape(-1, length, size)
+
+
 class Stack(nn.Module):
     """Layers of one kind of core, with residual connections and normalisation before each layer.
 
@@ -308,13 +382,18 @@ class Stack(nn.Module):
     Attributes:
       core: core of each layer, with parameters of its own; the state is a tuple of theirs.
       num_layers: number of layers.
+      hidden_size: units of a GELU layer, and a linear one, that follow each core as a layer of
+        their own, as in a transformer; None for none.
     """
 
     core: nn.Module = MinGRU()
     num_layers: int = 2
+    hidden_size: int | None = None
 
     def __post_init__(self):
         errors.require_count(self, "num_layers")
+        if self.hidden_size is not None:
+            errors.require_count(self, "hidden_size")
         if not hasattr(self.core, "initial_state"):
             got = errors.path_of(self.core)
             raise errors.UserError(f"Stack.core: expected a core such as MinGRU, got {got}")
@@ -335,6 +414,11 @@ class Stack(nn.Module):
                 features = project(features)
             features += outputs.astype(features.dtype)
             states.append(layer_state)
+            if self.hidden_size is not None:
+                inputs = norm(name=f"hidden_norm_{index}")(features)
+                dense = functools.partial(nn.Dense, dtype=features.dtype)
+                hidden = jax.nn.gelu(dense(self.hidden_size, name=f"hidden_{index}")(inputs))
+                features += dense(features.shape[-1], name=f"hidden_output_{index}")(hidden)
         return norm(name="norm")(features), tuple(states)
 
 

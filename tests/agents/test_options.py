@@ -40,6 +40,7 @@ _MAKE |= {
     "LPG": lifetimes.agent,
     "LRU": functools.partial(cores.LRU, 4),
     "Stack": cores.Stack,
+    "Attention": cores.Attention,
     "from_spec": heads.from_spec,
     # Nothing may mix cells.
     "q_network": functools.partial(networks.q_network, _SPEC, 4, num_cells=4),
@@ -115,6 +116,9 @@ _IMPOSSIBLE = [
         ("LRU", {"min_radius": -0.1}, "max_radius < 1 and max_phase > 0, got"),
         ("LRU", {"min_radius": 0.9, "max_radius": 0.9}, "max_radius < 1 and max_phase > 0, got"),
         ("Stack", {"num_layers": 0}, "Stack.num_layers: expected a positive int"),
+        ("Stack", {"hidden_size": 0}, "Stack.hidden_size: expected a positive int"),
+        ("Attention", {"window": 0}, "Attention.window: expected a positive int"),
+        ("Attention", {"num_heads": 3}, "num_heads: expected a divisor of size = 256, got 3"),
         ("Stack", {"core": encoders.MLP()}, "expected a core such as MinGRU, got .*MLP"),
         ("from_spec", {"action_spec": _BOX, "kind": "gausian"}, "did you mean 'gaussian'"),
         ("from_spec", {"action_spec": _SPEC.action, "kind": "gaussian"}, "known: categorical"),

@@ -166,9 +166,65 @@ def test_chrono_steps_are_checked(value):
         cores.MinGRU(4, value)
 
 
+@pytest.mark.parametrize("size", [4, 3])  # without and with a projection of the features
+def test_attention_equals_a_loop_over_the_inputs_of_the_episode(size):
+    core, length = cores.Attention(4, num_heads=2, window=5), 23
+    features = jax.random.normal(jax.random.key(0), (length, 2, size))
+    first = np.zeros((length, 2), bool)
+    first[[3, 16], 0] = first[[12, 13], 1] = True  # also episodes longer than the window
+    cache = jax.random.normal(jax.random.key(2), (2, 5, 4))
+    state = cache, jnp.array([5, 2])  # the others are of an earlier episode
+    params = jax.jit(core.init)(jax.random.key(3), state, features, first)["params"]
+    params = jax.device_get(experience.moved(params, 0.3, seed=4))
+    apply = jax.jit(lambda *arguments: core.apply({"params": params}, *arguments))
+    outputs, last = apply(state, features, first)
+
+    def dense(name, x, axes=1):
+        return np.tensordot(x, params[name]["kernel"], axes) + params[name]["bias"]
+
+    x = dense("projection", features) if size == 3 else np.asarray(features)
+    for stream, count in enumerate((5, 2)):
+        inputs, stepped = list(cache[stream][5 - count :]), jax.tree.map(lambda x: x, state)
+        for t in range(length):
+            inputs = [] if first[t, stream] else inputs[-5:]
+            inputs.append(x[t, stream])
+            rows, ages = np.stack(inputs), np.arange(len(inputs))[::-1]
+            query = dense("query", x[t, stream])  # [N, D]
+            keys, values = (np.tensordot(rows, params[name], 1) for name in ("key", "value"))
+            logits = np.einsum("nd,snd->ns", query, keys) / np.sqrt(2.0)
+            weights = jax.nn.softmax(logits + params["age_bias"][:, 5 - ages])
+            expected = dense("output", np.einsum("ns,snd->nd", weights, values), 2)
+            np.testing.assert_allclose(outputs[t, stream], expected, atol=1e-5)
+            output, stepped = apply(stepped, features[t : t + 1], first[t : t + 1])
+            np.testing.assert_allclose(output[0, stream], expected, atol=1e-5)
+        for cached, counts in (last, stepped):
+            rows = inputs[-5:]
+            assert counts[stream] == len(rows)
+            np.testing.assert_allclose(cached[stream, 5 - len(rows) :], rows, atol=1e-6)
+
+
+def test_gradients_of_attention_reach_the_window_and_the_cache_but_no_earlier_episode():
+    core = cores.Attention(4, num_heads=1, window=5)
+    features = jax.random.normal(jax.random.key(0), (8, 2, 4))
+    first = jnp.zeros((8, 2), bool).at[4, 1].set(True)
+    cache = jax.random.normal(jax.random.key(1), (2, 5, 4))
+    params = jax.jit(core.init)(jax.random.key(2), core.initial_state(2), features, first)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    @functools.partial(jax.grad, argnums=(0, 2))
+    def gradients(features, time, params, count):
+        outputs, _ = core.apply(params, (cache, jnp.full(2, count)), features, first)
+        return jnp.sum(outputs[time])
+
+    reached = np.any(gradients(features, 7, params, 5)[0], axis=-1)
+    np.testing.assert_array_equal(reached.T, [[0, 0, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1, 1]])
+    of_value = [gradients(features, 0, params, count)[1]["params"]["value"] for count in (0, 5)]
+    assert not np.allclose(*of_value, atol=0.1)
+
+
 def test_a_stack_is_the_sum_of_its_layers_and_keeps_their_states():
     core = cores.MinGRU(4)
-    stack = cores.Stack(core, num_layers=3)
+    stack = cores.Stack(core, num_layers=3, hidden_size=5)
     features = jax.random.normal(jax.random.key(0), (7, 2, 3))
     first = jax.random.bernoulli(jax.random.key(1), 0.3, (7, 2))
     states = tuple(state + index for index, state in enumerate(stack.initial_state(2)))
@@ -181,13 +237,18 @@ def test_a_stack_is_the_sum_of_its_layers_and_keeps_their_states():
     def norm(x, name):
         return jax.nn.standardize(x, epsilon=1e-6) * params[name]["scale"] + params[name]["bias"]
 
-    x = features @ params["projection"]["kernel"] + params["projection"]["bias"]
+    def dense(name, x):
+        return x @ params[name]["kernel"] + params[name]["bias"]
+
+    x = dense("projection", features)
     for index in range(3):
         inputs = norm(x if index else features, f"norm_{index}")
         weights = {"params": params[f"layer_{index}"]}
         hidden, state = jax.jit(core.apply)(weights, states[index], inputs, first)
         np.testing.assert_allclose(last[index], state, atol=1e-5)
         x = x + hidden
+        hidden = jax.nn.gelu(dense(f"hidden_{index}", norm(x, f"hidden_norm_{index}")))
+        x = x + dense(f"hidden_output_{index}", hidden)
     np.testing.assert_allclose(outputs, norm(x, "norm"), atol=1e-5)
 
 

@@ -54,6 +54,7 @@ CASES = {
     ),
     "lstm": (VECTOR, DISCRETE, {"core": cores.LSTM(8), "separate_critic": False}),
     "stack": (VECTOR, DISCRETE, {"core": cores.Stack(cores.MinGRU(8))}),
+    "attention": (VECTOR, DISCRETE, {"core": cores.Stack(cores.Attention(8, 2, 3), 2, 4)}),
     "frames": (VECTOR, DISCRETE, {"frame_stack": 4}),
     "frames_lstm": (
         MIXED,
@@ -62,7 +63,7 @@ CASES = {
     ),
 }
 EVERY = [*list(CASES)[:-1], pytest.param("frames_lstm", marks=pytest.mark.slow)]
-RECURRENT = {"lstm", "stack", "frames_lstm"}
+RECURRENT = {"lstm", "stack", "attention", "frames_lstm"}
 WITHOUT_MEMORY = {"mlp", "shared_gaussian", "cnn", "cells", "asymmetric"}
 _assert_close = functools.partial(streams.assert_close, atol=2e-5)
 
