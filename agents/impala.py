@@ -26,7 +26,7 @@ import optax
 import rlax
 
 from agents import minibatches, optimization, options, policy, returns
-from agents.networks import encoders
+from agents.networks import encoders, popart
 from podracers import errors, types
 
 _OPTIMIZERS = ("adam", "rmsprop")
@@ -99,6 +99,8 @@ class IMPALA(policy.ActorCritic):
             ),
         )
         metrics = jax.tree.map(jnp.sum, output.metrics)
+        params = self._renormalized(train_state.params, metrics)
+        train_state = train_state._replace(params=params)
         normalizer = self.preprocess.update_statistics(learner.normalizer, rollout.timestep)
         learner = policy.Learner(train_state, normalizer, learner.update + 1)
         return types.AgentState(learner, state.memory), metrics
@@ -133,12 +135,13 @@ class IMPALA(policy.ActorCritic):
         log_ratio = log_prob - extras.log_prob
         constants = jax.lax.stop_gradient((output.value, log_ratio))
         target, advantage = self.targets(timestep, *constants)
-        values = output.value[:-1]
-        policy_loss = -log_prob * advantage
-        value_loss = rlax.l2_loss(values, target)
+        values, weight = output.value[:-1], returns.weights(timestep)
+        std = popart.std(params)
+        policy_loss = -log_prob * advantage / std
+        value_loss = rlax.l2_loss(values, target) / std**2
         entropy = head.entropy(outputs, mask)
         total = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
-        mean = functools.partial(types.Mean.of, weights=returns.weights(timestep))
+        mean = functools.partial(types.Mean.of, weights=weight)
         return optimization.LossOutput(
             {
                 "loss/total": mean(total),
@@ -149,6 +152,6 @@ class IMPALA(policy.ActorCritic):
                 # Not the clipped fraction: on-policy, rounding would decide it.
                 "policy/rho": mean(jnp.minimum(jnp.exp(log_ratio), self.clip_rho)),
                 "value/mean": mean(values),
-                "value/target": mean(target),
+                **self._target_metrics(target, weight),
             }
         )

@@ -57,8 +57,8 @@ def nonzero(default: float) -> Any:
     return _number_field(default, lambda x: x != 0.0, "a number other than 0")
 
 
-def fraction(default: float) -> Any:
-    """Returns a dataclass field for a number in `[0, 1]`."""
+def fraction(default: float | None) -> Any:
+    """Returns a dataclass field for a number in `[0, 1]`, or None if annotated so."""
     return _number_field(default, lambda x: 0.0 <= x <= 1.0, "a number in [0, 1]")
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from agents import inputs, networks, optimization, options, preprocessing, returns
-from agents.networks import encoders, heads
+from agents.networks import encoders, heads, popart
 from podracers import environment, types
 
 
@@ -74,6 +74,9 @@ class ActorCritic(options.Learning):
       head: kind of the action head; None for the default of the action's specification.
       num_minibatches: gradient steps of each pass over a rollout.
       value_cost: weight of the value loss, which is half of the squared error.
+      popart_rate: step size of the statistics of targets that normalise the value head's outputs,
+        advantages and errors, see `networks.popart`, so that no `reward_scale` is needed (3e-4 in
+        Hessel et al. 2018, and more here, where updates are fewer); None for no normalisation.
       greedy_evaluation: see `agents.options`.
       previous_action_and_reward: whether the network gets the previous action and reward beside the
         observation, see `agents.inputs`; by default only if it is recurrent.
@@ -83,6 +86,7 @@ class ActorCritic(options.Learning):
     head: str | None = None
     num_minibatches: int = options.count(1)
     value_cost: float = options.non_negative(0.5, most=1e6)
+    popart_rate: float | None = options.fraction(None)
     greedy_evaluation: bool = False
     previous_action_and_reward: bool | None = None
 
@@ -112,9 +116,33 @@ class ActorCritic(options.Learning):
         raise NotImplementedError
 
     def init_learner(self, key: jax.Array) -> Any:
-        train_state = self._optimizer.init(self._inputs.init(key))
+        train_state = self._optimizer.init(self._init_params(key))
         normalizer = self.preprocess.init(self.spec.observation)
         return Learner(train_state, normalizer, jnp.zeros((), jnp.int32))
+
+    def _init_params(self, key: jax.Array) -> types.PyTree:
+        """Returns fresh parameters of the network."""
+        params = self._inputs.init(key)
+        if self.popart_rate is None:
+            return params
+        module = getattr(self.net, "module", None)
+        has_head = isinstance(module, networks.ActorCriticModule)
+        options.expect(self, "popart_rate", has_head, "None with a network of one's own")
+        return popart.init(params)
+
+    def _target_metrics(self, target: jax.Array, weight: jax.Array | None) -> dict[str, types.Mean]:
+        """Returns moments of value targets `[T, B]`, for logs and for PopArt."""
+        metrics = {"value/target": types.Mean.of(target, weight)}
+        if self.popart_rate is not None:
+            metrics["value/target_square"] = types.Mean.of(jnp.square(target), weight)
+        return metrics
+
+    def _renormalized(self, params: types.PyTree, metrics: dict[str, types.Mean]) -> types.PyTree:
+        """Returns parameters of the network after an update, with new statistics of targets."""
+        if self.popart_rate is None:
+            return params
+        moments = metrics["value/target"], metrics["value/target_square"]
+        return popart.update(params, *moments, self.popart_rate)
 
     def init_memory(self, rollout: types.Rollout) -> Any:
         """Returns the running returns that normalise rewards; `()` without normalisation."""

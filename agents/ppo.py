@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import rlax
 
 from agents import minibatches, networks, optimization, options, policy, returns
-from agents.networks import encoders
+from agents.networks import encoders, popart
 from podracers import parallel, types
 
 
@@ -94,6 +94,8 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         epoch_keys = jax.random.split(key, self.epochs)
         train_state, output = jax.lax.scan(epoch, learner.train_state, epoch_keys)
         metrics = jax.tree.map(jnp.sum, metrics | output.metrics)
+        params = self._renormalized(train_state.params, metrics)
+        train_state = train_state._replace(params=params)
         normalizer = self.preprocess.update_statistics(learner.normalizer, rollout.timestep)
         normalizer, memory = self.preprocess.update_returns(
             normalizer, state.memory, rollout.timestep
@@ -119,13 +121,15 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         weight = returns.weights(timestep)
         metrics = {
             "value/mean": types.Mean.of(values[:-1], weight),
-            "value/target": types.Mean.of(target, weight),
+            **self._target_metrics(target, weight),
         }
         if self.normalize_advantages:
             mean = parallel.global_mean(types.Mean.of(advantage, weight))
             square = jnp.square(advantage - mean)
             variance = parallel.global_mean(types.Mean.of(square, weight))
             advantage = (advantage - mean) * jax.lax.rsqrt(variance + 1e-8)
+        else:
+            advantage /= popart.std(params)
         current = jax.tree.map(lambda x: x[:-1], timestep)
         return policy.Batch(current, extras, advantage, target, weight, rho), metrics
 
@@ -157,6 +161,7 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
             )
         policy_loss = returns.clipped_surrogate(log_ratio, batch.advantage, clip_epsilon)
         policy_loss *= batch.rho
+        value_loss /= popart.std(params) ** 2
         kl = returns.kl_estimate(log_ratio)
         total = policy_loss + self.value_cost * value_loss - entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=batch.weight)

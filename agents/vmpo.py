@@ -2,7 +2,7 @@
 
 Song et al., "V-MPO: On-Policy Maximum a Posteriori Policy Optimization for Discrete and Continuous
 Control", 2019, https://arxiv.org/abs/1909.12238. Any action head, any network with or without
-memory. PopArt is left out, and the gradient steps of an update share the value targets. The better
+memory. The gradient steps of an update share the value targets. The better
 half of the advantages is that of all devices.
 
 The loss of a step, with the advantage `A`, the lambda-return `G`, the temperature `η`, and for each
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import rlax
 
 from agents import minibatches, networks, optimization, options, policy, returns
-from agents.networks import encoders, heads
+from agents.networks import encoders, heads, popart
 from podracers import parallel, types
 
 _LOWEST_TEMPERATURE = 1e-8
@@ -85,7 +85,7 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
     _optimizer = functools.cached_property(optimization.adam_of)
 
     def init_learner(self, key: jax.Array) -> optimization.Learner:
-        network = self._inputs.init(key)
+        network = self._init_params(key)
         multipliers = jnp.full((len(self._bounds),), self.initial_multiplier, jnp.float32)
         log_temperature = jnp.log(jnp.float32(self.initial_temperature))
         params = Params(network, log_temperature, jnp.log(multipliers))
@@ -128,6 +128,10 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
 
         learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.epochs))
         metrics = jax.tree.map(jnp.sum, metrics)
+        params = learner.params._replace(
+            network=self._renormalized(learner.params.network, metrics)
+        )
+        learner = learner._replace(train_state=learner.train_state._replace(params=params))
         return types.AgentState(learner.observe(rollout, self.preprocess), ()), metrics
 
     def loss(
@@ -140,10 +144,11 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
         output, _ = self.net.unroll(params.network, core, batch.timestep)
         target_output, _ = self.net.unroll(context.target, core, batch.timestep)
         temperature = jnp.exp(params.log_temperature) + _LOWEST_TEMPERATURE
-        psi, log_mean = best_half(batch.advantage, batch.weight * batch.rho, temperature)
+        std = popart.std(params.network)
+        psi, log_mean = best_half(batch.advantage / std, batch.weight * batch.rho, temperature)
         policy_loss = -psi * head.log_prob(output.policy, mask, batch.extras.raw)
         temperature_loss = temperature * (self.epsilon_temperature + log_mean)
-        value_loss = rlax.l2_loss(output.value, batch.target)
+        value_loss = rlax.l2_loss(output.value, batch.target) / std**2
         total = policy_loss + self.value_cost * value_loss + temperature_loss
         mean = functools.partial(types.Mean.of, weights=batch.weight)
         metrics = {
@@ -153,7 +158,7 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
             "policy/rho": mean(batch.rho),
             "policy/temperature": types.Mean.of(temperature),
             "value/mean": mean(output.value),
-            "value/target": mean(batch.target),
+            **self._target_metrics(batch.target, batch.weight),
         }
         divergences = head.kl(target_output.policy, output.policy, mask)
         multipliers = jnp.exp(params.log_multipliers)

@@ -121,6 +121,7 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
         tiny_network(cores.GRU(8)),
         normalize_observations=True,
         normalize_rewards=True,
+        popart_rate=0.1,
         anneal_steps=400,
         clip_epsilon_final=0.0,
         entropy_cost_final=0.0,
@@ -134,11 +135,19 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
     ),
     "impala": lambda: _IMPALA(tiny_network()),
     "impala_lstm": lambda: _IMPALA(
-        tiny_network(cores.LSTM(8)), "continuous", masked=False, num_minibatches=2
+        tiny_network(cores.LSTM(8)),
+        "continuous",
+        masked=False,
+        num_minibatches=2,
+        popart_rate=0.1,
     ),
     "vmpo": lambda: _VMPO(tiny_network(cores.LSTM(8)), "multi_discrete"),
     "vmpo_continuous": lambda: _VMPO(
-        tiny_network(frame_stack=3), "continuous", masked=False, normalize_observations=True
+        tiny_network(frame_stack=3),
+        "continuous",
+        masked=False,
+        normalize_observations=True,
+        popart_rate=0.1,
     ),
     "dqn": lambda: _DQN(_tiny_q_network(frame_stack=3)),
     "rainbow": lambda: _DQN(

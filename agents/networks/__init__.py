@@ -1,5 +1,6 @@
 """Neural networks: encoders, recurrent cores, action heads and their composition."""
 
+from agents.networks.network import ActorCriticModule as ActorCriticModule
 from agents.networks.network import ActorCriticOutput as ActorCriticOutput
 from agents.networks.network import Composed as Composed
 from agents.networks.network import Network as Network

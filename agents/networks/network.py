@@ -19,7 +19,7 @@ import numpy as np
 from dm_env import specs
 
 from agents import layouts
-from agents.networks import cores, encoders, heads, layers
+from agents.networks import cores, encoders, heads, layers, popart
 from podracers import environment, errors, parallel, types
 
 _MAX_FRAMES = 256  # frames of a stack; each adds operations, and 30 ms to a program's compilation
@@ -303,6 +303,8 @@ class ActorCriticModule(nn.Module):
             free = jnp.broadcast_to(free, (*policy.shape[:-1], self.head.num_free))
             policy = jnp.concatenate([policy, free], axis=-1)
         value = layers.Dense(1, scale=1.0, name="value")(features[-1])[..., 0]
+        if self.has_variable("params", popart.NAME):
+            value = popart.value(self.get_variable("params", popart.NAME), value)
         return ActorCriticOutput(policy, value), states
 
 

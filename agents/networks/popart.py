@@ -1,0 +1,73 @@
+"""PopArt: a value head whose outputs are normalised by running statistics of its targets.
+
+Van Hasselt et al., "Learning values across many orders of magnitude", 2016,
+https://arxiv.org/abs/1602.07714, as Hessel et al., "Multi-task Deep Reinforcement Learning with
+PopArt", 2018, https://arxiv.org/abs/1809.04474, use it for one task. With the mean `μ` and the
+standard deviation `σ` of the targets, the layer "value" of the network computes `n`, and the value
+is `v = σ n + μ`. When the statistics move, its weights move so that no value changes.
+
+The statistics stand among the parameters, where no gradient reaches them.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podracers import parallel, types
+
+NAME = "value_statistics"  # among the parameters of a network
+_LEAST, _MOST = 1e-4, 1e6  # standard deviation
+
+
+class Statistics(NamedTuple):
+    """Moments of the targets, float32 scalars."""
+
+    mean: jax.Array
+    square: jax.Array  # mean of the squares
+    updates: jax.Array
+
+    @property
+    def std(self) -> jax.Array:
+        """The standard deviation, within bounds."""
+        variance = self.square - jnp.square(self.mean)
+        return jnp.sqrt(jnp.clip(variance, _LEAST**2, _MOST**2))
+
+
+def init(params: dict) -> dict:
+    """Returns parameters of a network with statistics of no targets, which change no value."""
+    zero, one = jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32)
+    return {**params, NAME: Statistics(zero, one, jnp.copy(zero))}
+
+
+def std(params: dict) -> jax.Array | float:
+    """Returns the unit of values and advantages in a loss; 1 without statistics."""
+    return jax.lax.stop_gradient(params[NAME].std) if NAME in params else 1.0
+
+
+def value(statistics: Statistics, normalized: jax.Array) -> jax.Array:
+    """Returns values `[...]` of the outputs of the layer "value"."""
+    std, mean = jax.lax.stop_gradient((statistics.std, statistics.mean))
+    return std * normalized + mean
+
+
+def update(params: dict, target: types.Mean, square: types.Mean, rate: float) -> dict:
+    """Moves the statistics towards those of a batch, and the weights so that all values stay.
+
+    Args:
+      params: parameters of a network with statistics.
+      target: targets of this device's part of the batch.
+      square: their squares.
+      rate: step size; the first steps are larger, so that the first batches count equally.
+    """
+    old, layer = params[NAME], params["value"]
+    updates = old.updates + 1.0
+    rate = jnp.maximum(rate, 1.0 / updates)
+    moments = parallel.global_mean(target), parallel.global_mean(square)
+    moved = (x + rate * (moment - x) for x, moment in zip(old[:2], moments))
+    new = Statistics(*moved, updates)
+    layer = {
+        "kernel": layer["kernel"] * (old.std / new.std),
+        "bias": (layer["bias"] * old.std + old.mean - new.mean) / new.std,
+    }
+    return {**params, "value": layer, NAME: new}
