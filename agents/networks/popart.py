@@ -62,10 +62,10 @@ def update(params: dict, target: types.Mean, square: types.Mean, rate: float) ->
     """
     old, layer = params[NAME], params["value"]
     updates = old.updates + 1.0
-    rate = jnp.maximum(rate, 1.0 / updates)
-    moments = parallel.global_mean(target), parallel.global_mean(square)
-    moved = (x + rate * (moment - x) for x, moment in zip(old[:2], moments))
-    new = Statistics(*moved, updates)
+    step = jnp.maximum(rate, 1.0 / updates)
+    mean = old.mean + step * (parallel.global_mean(target) - old.mean)
+    square_mean = old.square + step * (parallel.global_mean(square) - old.square)
+    new = Statistics(mean, square_mean, updates)
     layer = {
         "kernel": layer["kernel"] * (old.std / new.std),
         "bias": (layer["bias"] * old.std + old.mean - new.mean) / new.std,
