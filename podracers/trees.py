@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from podracers import types
@@ -22,9 +23,17 @@ def structure(tree: types.PyTree) -> list[list[Any]]:
 
 
 def arranged(tree: types.PyTree, like: types.PyTree) -> types.PyTree:
-    """Returns the leaves of a tree, by path, in the containers of `like`, also in empty ones."""
+    """Returns the leaves of a tree, by path, in the containers of `like`, also in empty ones.
+
+    Leaves that the tree lacks are zeros.
+    """
     leaves = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-    return jax.tree_util.tree_map_with_path(lambda path, _: leaves[_name(path)], like)
+
+    def leaf_at(path: tuple, like: Any) -> Any:
+        name = _name(path)
+        return leaves[name] if name in leaves else jnp.zeros(like.shape, like.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf_at, like)
 
 
 def _name(path: tuple) -> str:

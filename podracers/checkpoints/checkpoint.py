@@ -308,11 +308,15 @@ class Checkpointer:
         record = integrity.load(folder / _METADATA)
         if (saved := record.get("step", step)) != step:
             raise integrity.DamagedError(f"it was saved as checkpoint {saved}")
-        bare = agent_lib.without_replay(template)
+        found, bare = record[item], agent_lib.without_replay(template)
+        if item == "params":  # earlier versions counted less: an agent acts as before any count
+            known = {path for path, _, _ in found}
+            added = (leaf for leaf in trees.structure(template) if leaf[0] not in known)
+            found = found + [leaf for leaf in added if leaf[2] == "int32"]
 
         def is_bare() -> bool:
             faults, bare_faults = (
-                trees.differences(record[item], trees.structure(tree)) for tree in (template, bare)
+                trees.differences(found, trees.structure(tree)) for tree in (template, bare)
             )
             if faults and bare_faults:
                 raise errors.UserError(f"checkpoint {folder} does not fit this run: {faults[0]}")

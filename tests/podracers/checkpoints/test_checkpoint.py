@@ -353,6 +353,11 @@ def test_replay_can_be_left_out(tmp_path):
     _assert_equal(bare.restore(state(5.0))[1], state(1.0) | {"memory": state(5.0)["memory"]})
     with pytest.raises(errors.UserError, match="does not fit this run: leaf 'empty/0'"):
         bare.restore(state(0.0) | {"empty": (jnp.zeros(3),)})
+    # Acting parameters may have more counts than those of earlier versions, and nothing else.
+    counted = {"w": jnp.ones(1), "updates": jnp.ones((), jnp.int32)}
+    _assert_equal(bare.restore(counted, "params")[1], jax.tree.map(jnp.zeros_like, counted))
+    with pytest.raises(errors.UserError, match="does not fit this run: leaf 'v'"):
+        bare.restore({"w": jnp.zeros(1), "v": jnp.zeros(())}, "params")
     assert save(whole, 2)
     _assert_equal(bare.restore(state(0.0))[1], state(2.0))  # a replay that is there is taken
     bare.close()
