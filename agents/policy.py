@@ -34,6 +34,7 @@ class ActorParams(NamedTuple):
 
     params: types.PyTree
     normalizer: Any
+    update: Any = ()  # int32, rollouts that the parameters have learnt from
 
 
 class Extras(NamedTuple):
@@ -42,6 +43,7 @@ class Extras(NamedTuple):
     raw: jax.Array  # action in units of the bounds, before squashing or clipping
     log_prob: jax.Array  # [T, B] of `raw`, under the acting policy
     value: jax.Array  # [T, B], from the acting parameters
+    update: jax.Array  # int32 [T, B], rollouts that the acting parameters had learnt from
 
 
 class Batch(NamedTuple):
@@ -52,6 +54,7 @@ class Batch(NamedTuple):
     advantage: jax.Array
     target: jax.Array
     weight: jax.Array
+    rho: jax.Array  # importance weights, see `GeneralizedAdvantage`
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -123,7 +126,7 @@ class ActorCritic(options.Learning):
 
     def actor_params(self, learner: Any) -> ActorParams:
         """Returns the parameters and the statistics of observations and returns."""
-        return ActorParams(learner.params, learner.normalizer)
+        return ActorParams(learner.params, learner.normalizer, learner.update)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
@@ -139,7 +142,9 @@ class ActorCritic(options.Learning):
             raw = self.action_head.sample(output.policy, mask, key)
         log_prob = self.action_head.log_prob(output.policy, mask, raw)
         action = self.action_head.to_action(raw)
-        return action, self._inputs.next_state(core, action), Extras(raw, log_prob, output.value)
+        update = jnp.broadcast_to(params.update, log_prob.shape)
+        extras = Extras(raw, log_prob, output.value, update)
+        return action, self._inputs.next_state(core, action), extras
 
     def _learning_inputs(self, normalizer: Any, rollout: types.Rollout) -> types.TimeStep:
         """Returns the time steps `[T + 1, B]` of a rollout as the network learns from them.
@@ -156,11 +161,24 @@ class ActorCritic(options.Learning):
 class GeneralizedAdvantage(ActorCritic):
     """An actor-critic that learns from generalised advantages, `returns.gae`.
 
+    Where a rollout was acted by older parameters, the policy that bounds an update (the proximal
+    policy `p`) is not the acting policy `μ`, and importance weights `ρ = min(p / μ, clip_rho)`
+    multiply the losses of the policy; Hilton, Cobbe and Schulman, "Batch size-invariance for policy
+    optimization", 2021, https://arxiv.org/abs/2110.00641. With the policy `π` before the update and
+    the number of updates `n` between `μ` and `π`:
+
+        log p = (log μ + n log π) / (n + 1)
+
+    Between both, as in Li, Wu and Shen, "A-3PO", 2025, https://arxiv.org/abs/2512.06547: around `π`
+    alone, each update would move as far again before any rollout shows the effect of the last.
+
     Attributes:
       gae_lambda: trace parameter of the advantages.
+      clip_rho: largest importance weight of a step that an older policy acted.
     """
 
     gae_lambda: float = options.fraction(0.95)
+    clip_rho: float = options.positive(5.0)
 
     def targets(self, timestep: types.TimeStep, values: jax.Array) -> returns.Targets:
         """Returns the targets and advantages `[T, B]`, before an agent normalises the advantages.
@@ -171,3 +189,39 @@ class GeneralizedAdvantage(ActorCritic):
         """
         advantage = returns.gae(timestep, values, self.gamma, self.gae_lambda)
         return returns.Targets(advantage + values[:-1], advantage)
+
+    def _proximal(
+        self,
+        params: types.PyTree,
+        update: jax.Array,
+        core: Any,
+        timestep: types.TimeStep,
+        extras: Extras,
+    ) -> tuple[Extras, jax.Array]:
+        """Returns the extras with log-probabilities of the proximal policy, and `rho` `[T, B]`.
+
+        Where the acting policy is that of this update, both policies are the same and `rho` is 1,
+        exactly.
+
+        Args:
+          params: parameters before the first gradient step of an update.
+          update: number of rollouts that they have learnt from.
+          core: `[B, ...]` of the network before the rollout, after `net.prepare`.
+          timestep: `[T + 1, B]`, after `net.prepare`.
+          extras: `[T, B]`, from acting.
+        """
+
+        def log_ratio() -> jax.Array:
+            outputs = networks.unroll_in_parts(
+                self.net, params, core, timestep, lambda output: output.policy
+            )
+            mask = encoders.action_mask(timestep.observation)
+            outputs, mask = jax.tree.map(lambda x: x[:-1], (outputs, mask))
+            return self.action_head.log_prob(outputs, mask, extras.raw) - extras.log_prob
+
+        age = update - extras.update
+        nothing = functools.partial(jnp.zeros_like, extras.log_prob)
+        # A forward pass over the rollout, which acting with the newest parameters does not need.
+        move = jax.lax.cond(jnp.any(age > 0), log_ratio, nothing) * (age / (age + 1))
+        rho = jnp.minimum(jnp.exp(move), self.clip_rho)
+        return extras._replace(log_prob=extras.log_prob + move), rho

@@ -3,10 +3,12 @@
 Schulman et al., "Proximal Policy Optimization Algorithms", 2017, https://arxiv.org/abs/1707.06347,
 with generalised advantage estimation. Any action head, any network with or without memory.
 
-The loss of a step, with the ratio `ρ = π(a|s) / μ(a|s)` of the learning and the acting policy, the
-normalised advantage `A`, and the target `G`, the raw advantage plus the value before the update:
+The loss of a step, with the ratio `r = π(a|s) / p(a|s)` of the learning and the proximal policy,
+the importance weight `ρ` of `policy.GeneralizedAdvantage` (where the newest policy acted, it is the
+proximal one, and `ρ` is 1), the normalised advantage `A`, and the target `G`, the raw advantage
+plus the value before the update:
 
-    -min(ρ A, clip(ρ, 1 - clip_epsilon, 1 + clip_epsilon) A)
+    -ρ min(r A, clip(r, 1 - clip_epsilon, 1 + clip_epsilon) A)
       + value_cost (v(s) - G)² / 2 - entropy_cost H(π(·|s))
 
 Axis legend: `T` time, `B` streams of one device, `M` minibatches.
@@ -75,7 +77,9 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         learner = state.learner
         timestep = self._learning_inputs(learner.normalizer, rollout)
         core, timestep = self.net.prepare(rollout.actor_state.core, timestep)
-        batch, metrics = self._batch(learner.params, core, timestep, rollout.extras)
+        inputs = learner.params, learner.update, core, timestep, rollout.extras
+        extras, rho = self._proximal(*inputs)
+        batch, metrics = self._batch(learner.params, core, timestep, extras, rho)
         context = optimization.Context(optimization.agent_steps(learner.update, rollout))
         learning_rate = self._optimizer.learning_rate_at(context.agent_steps)
         loss = functools.partial(self.loss, context=context)
@@ -98,7 +102,12 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         return types.AgentState(learner, memory), metrics
 
     def _batch(
-        self, params: types.PyTree, core: Any, timestep: types.TimeStep, extras: policy.Extras
+        self,
+        params: types.PyTree,
+        core: Any,
+        timestep: types.TimeStep,
+        extras: policy.Extras,
+        rho: jax.Array,
     ) -> tuple[policy.Batch, dict[str, types.Mean]]:
         """Returns the rollout with advantages and value targets, and metrics of them."""
         if self.net.is_recurrent:
@@ -118,7 +127,7 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
             variance = parallel.global_mean(types.Mean.of(square, weight))
             advantage = (advantage - mean) * jax.lax.rsqrt(variance + 1e-8)
         current = jax.tree.map(lambda x: x[:-1], timestep)
-        return policy.Batch(current, extras, advantage, target, weight), metrics
+        return policy.Batch(current, extras, advantage, target, weight, rho), metrics
 
     def loss(
         self,
@@ -147,6 +156,7 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
                 output.value, batch.target, batch.extras.value, self.value_clip_epsilon
             )
         policy_loss = returns.clipped_surrogate(log_ratio, batch.advantage, clip_epsilon)
+        policy_loss *= batch.rho
         kl = returns.kl_estimate(log_ratio)
         total = policy_loss + self.value_cost * value_loss - entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=batch.weight)
@@ -159,5 +169,6 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
                 "policy/entropy": mean(entropy),
                 "policy/kl": mean(kl),
                 "policy/clip_fraction": mean(clipped),
+                "policy/rho": mean(batch.rho),
             }
         )

@@ -12,7 +12,8 @@ divergence `KL_k` of the policy from the target policy the multiplier `α_k` and
       + η (ε_η + log mean(exp(A / η)))
       + Σ_k (stop_gradient(α_k) KL_k + α_k (ε_k - stop_gradient(KL_k)))
 
-The mean is over the better half of the advantages. There `ψ` is proportional to `exp(A / η)`,
+The mean is over the better half of the advantages, with the importance weights `ρ` of
+`policy.GeneralizedAdvantage`, which are 1 on-policy. There `ψ` is proportional to `ρ exp(A / η)`,
 elsewhere it is 0, and its mean over all steps is 1.
 
 Axis legend: `T` time, `B` streams of one device, `D` devices, `K` divergences.
@@ -94,7 +95,7 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
 
     def actor_params(self, learner: optimization.Learner) -> policy.ActorParams:
         """Returns the target network and the statistics of the observations."""
-        return policy.ActorParams(learner.target, learner.normalizer)
+        return policy.ActorParams(learner.target, learner.normalizer, learner.update)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
@@ -107,7 +108,10 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
         )
         target, advantage = self.targets(timestep, values)
         current, weight = jax.tree.map(lambda x: x[:-1], timestep), returns.weights(timestep)
-        batch = policy.Batch(current, rollout.extras, advantage, target, weight)
+        # The target policy is the proximal one.
+        inputs = learner.target, learner.update, core, timestep, rollout.extras
+        extras, rho = self._proximal(*inputs)
+        batch = policy.Batch(current, extras, advantage, target, weight, rho)
         learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
         deal = minibatches.dealer(self.net, batch, core, self.num_minibatches)
 
@@ -136,7 +140,7 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
         output, _ = self.net.unroll(params.network, core, batch.timestep)
         target_output, _ = self.net.unroll(context.target, core, batch.timestep)
         temperature = jnp.exp(params.log_temperature) + _LOWEST_TEMPERATURE
-        psi, log_mean = best_half(batch.advantage, batch.weight, temperature)
+        psi, log_mean = best_half(batch.advantage, batch.weight * batch.rho, temperature)
         policy_loss = -psi * head.log_prob(output.policy, mask, batch.extras.raw)
         temperature_loss = temperature * (self.epsilon_temperature + log_mean)
         value_loss = rlax.l2_loss(output.value, batch.target)
@@ -146,6 +150,7 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
             "loss/policy": mean(policy_loss),
             "loss/value": mean(value_loss),
             "policy/entropy": mean(head.entropy(output.policy, mask)),
+            "policy/rho": mean(batch.rho),
             "policy/temperature": types.Mean.of(temperature),
             "value/mean": mean(output.value),
             "value/target": mean(batch.target),
@@ -170,12 +175,13 @@ def best_half(
 
     Args:
       advantage: `[T, B]` of this device's steps.
-      weight: `[T, B]`, 0 for excluded steps, otherwise 1.
+      weight: `[T, B]`, 0 for excluded steps, otherwise the importance weight, 1 on-policy.
       temperature: a scalar; gradients pass through the second result only.
 
     Returns:
       Weights `[T, B]` of mean 1, which are 0 outside of the better half; and the logarithm of the
-      mean of `exp(advantage / temperature)` over that half. Equals of its lowest belong to it.
+      weighted mean of `exp(advantage / temperature)` over that half. Equals of its lowest belong to
+      it.
     """
     advantage = jnp.where(weight > 0.0, jax.lax.stop_gradient(advantage), -jnp.inf)
     everywhere = jax.lax.all_gather(advantage, parallel.AXIS).ravel()  # [D * T * B]
@@ -184,11 +190,13 @@ def best_half(
     lowest = jnp.sort(everywhere)[everywhere.size - (count + 1) // 2]
     lowest = jnp.maximum(lowest, jnp.finfo(jnp.float32).min)
 
-    def scaled(advantage):
+    def scaled(advantage, weight):
         is_best = advantage >= lowest
-        return jnp.where(is_best, jnp.where(is_best, advantage, 0.0) / temperature, _EXCLUDED)
+        advantage = jnp.where(is_best, advantage, 0.0) / temperature
+        return jnp.where(is_best, advantage + jnp.log(jnp.where(is_best, weight, 1.0)), _EXCLUDED)
 
-    log_sum = jax.nn.logsumexp(scaled(everywhere))
-    log_mean = log_sum - jnp.log(jnp.sum(everywhere >= lowest))
-    psi = count * jnp.exp(scaled(advantage) - log_sum)
+    weights = jax.lax.all_gather(weight, parallel.AXIS).ravel()
+    log_sum = jax.nn.logsumexp(scaled(everywhere, weights))
+    log_mean = log_sum - jnp.log(jnp.sum(weights, where=everywhere >= lowest))
+    psi = count * jnp.exp(scaled(advantage, weight) - log_sum)
     return jax.lax.stop_gradient(psi), jnp.where(count > 0, log_mean, 0.0)

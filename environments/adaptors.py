@@ -7,13 +7,14 @@ height, width and channels of an image.
 import contextlib
 import copy
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
 import math
 import types as python_types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,47 @@ JAX_TWINS = {
     "Pendulum-v1": "@pendulum.Pendulum",
     "Catch-v0": "@catch.Catch",
 }
+
+
+class KeyedState(NamedTuple):
+    """State of one stream whose steps draw random numbers."""
+
+    inner: Any  # the library's state
+    key: jax.Array  # [] typed key of the episode
+
+
+class CountedState(NamedTuple):
+    """State of one stream with a time limit of this project."""
+
+    inner: Any  # the library's state
+    steps: jax.Array  # [] int32, steps taken in this episode
+    metrics: dict[str, jax.Array] = {}  # noqa: RUF012  (of the episode so far; nothing writes into it)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Adaptor:
+    """Base of the adaptors of JAX libraries, which define `_make`.
+
+    Attributes:
+      name: registered name of the environment.
+      options: the library's options, by name.
+    """
+
+    name: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        errors.require_types(self)
+
+    def _make(self) -> Any:
+        """Returns the library's environment, with its parameters if they are separate."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def _built(self) -> Any:
+        # The first access may be under a trace, and imports and constructors create arrays.
+        with jax.ensure_compile_time_eval():
+            return self._make()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,26 +7,19 @@ https://arxiv.org/abs/2106.13281. The package is imported lazily, also because i
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from environments import adaptors
+from environments import adaptors, episode_metrics
 from podracers import environment, errors, types
 
 
-class State(NamedTuple):
-    """State of one stream."""
-
-    inner: Any  # brax's state
-    steps: jax.Array  # [] int32, steps taken in this episode
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Brax:
+class Brax(adaptors.Adaptor):
     """A brax environment under the contract.
 
     Actions lie in [-1, 1]. Brax's `done` terminates an episode; `episode_length` truncates it. A
@@ -38,39 +31,48 @@ class Brax:
       options: keyword arguments of the environment's constructor; `backend` chooses the physics
         (`generalized`, `spring`, `positional` or `mjx`).
       episode_length: time limit, in agent steps.
+      metrics: numbers of brax's state to report for each episode (rule S6), with a reduction over
+        agent steps: "last", "max", "mean" or "sum", such as `{'x_velocity': 'mean'}`.
     """
 
-    name: str
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     episode_length: int = 1000
+    metrics: Mapping[str, str] = dataclasses.field(default_factory=dict, kw_only=True)
 
     _MODEL = "sys"  # the simulator's attribute with its model
 
     def __post_init__(self):
-        errors.require_types(self)
+        super().__post_init__()
         errors.require_count(self, "episode_length")
+        episode_metrics.check(f"{type(self).__name__}.metrics", self.metrics)
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
-        inner = self._inner
+        inner = self._built
         with jax.ensure_compile_time_eval():
             key = jax.random.key(0)
-        shapes = jax.eval_shape(inner.reset, key).obs
+        shapes = jax.eval_shape(inner.reset, key)
+        for name in self.metrics:
+            errors.require_known(f"{self.name} has no metric", name, shapes.metrics)
         return environment.EnvironmentSpec(
             name=self.name,
             observation=jax.tree.map(
-                lambda leaf: specs.Array(leaf.shape, np.float32), _plain(shapes)
+                lambda leaf: specs.Array(leaf.shape, np.float32), _plain(shapes.obs)
             ),
             action=specs.BoundedArray((int(inner.action_size),), np.float32, -1.0, 1.0, "action"),
             max_episode_steps=self.episode_length,
+            metrics=tuple(self.metrics),
         )
 
-    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
-        inner = adaptors.strong(self._inner.reset(key))
+    def reset(self, key: jax.Array) -> tuple[adaptors.CountedState, types.TimeStep]:
+        inner = adaptors.strong(self._built.reset(key))
         observation, _ = _finite(_plain(inner.obs))
-        return State(inner, jnp.zeros((), jnp.int32)), types.restart(observation)
+        metrics = dict.fromkeys(self.metrics, jnp.zeros(()))
+        state = adaptors.CountedState(inner, jnp.zeros((), jnp.int32), metrics)
+        return state, types.restart(observation, metrics)
 
-    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
+    def step(
+        self, state: adaptors.CountedState, action: jax.Array
+    ) -> tuple[adaptors.CountedState, types.TimeStep]:
         # Some environments write into the dictionaries of their argument: pass a copy.
         inner = jax.tree.map(lambda leaf: leaf, state.inner)
         inner = adaptors.strong(self._advance(inner, jnp.clip(action, -1.0, 1.0)))
@@ -79,10 +81,28 @@ class Brax:
         steps = state.steps + 1
         terminated = (inner.done > 0.0) | ~whole | ~reward_whole
         truncated = steps >= self.episode_length
-        return State(inner, steps), types.transition(observation, reward, terminated, truncated)
+        metrics = self._reduce(inner.metrics, state.metrics, steps)
+        return adaptors.CountedState(inner, steps, metrics), types.transition(
+            observation, reward, terminated, truncated, metrics
+        )
+
+    def _reduce(self, numbers: Mapping, so_far: Mapping, steps: jax.Array) -> dict[str, jax.Array]:
+        """Returns the metrics of an episode after its `steps`-th step, which had `numbers`."""
+        metrics = {}
+        for name, reduction in self.metrics.items():
+            number, before = _finite(numbers[name])[0], so_far[name]
+            match reduction:
+                case "max":
+                    number = jnp.where(steps > 1, jnp.maximum(before, number), number)
+                case "mean":
+                    number = before + (number - before) / steps
+                case "sum":
+                    number += before
+            metrics[name] = number
+        return metrics
 
     def _advance(self, inner: Any, action: jax.Array) -> Any:
-        return self._inner.step(inner, action)
+        return self._built.step(inner, action)
 
     @property
     def parameters(self) -> dict[str, jax.Array]:
@@ -92,7 +112,7 @@ class Brax:
         `actuator.gear`, ...; the backend `mjx` has MuJoCo's names, such as `body_mass`. Constants
         that the simulator derives from its model when it loads it keep their nominal values.
         """
-        inner = self._inner
+        inner = self._built
         if not hasattr(inner, "sys"):  # without physics
             return {}
         # The model has the fields of MuJoCo's, too, of which brax's own physics read the geometry.
@@ -107,16 +127,14 @@ class Brax:
     def with_parameters(self, values: Mapping[str, jax.Array]) -> "Brax":
         """Returns a copy with other values of some parameters, which may be traced."""
         result = dataclasses.replace(self)
-        vars(result)["_inner"] = adaptors.with_parameters(self._inner, self._MODEL, values)
+        vars(result)["_built"] = adaptors.with_parameters(self._built, self._MODEL, values)
         return result
 
-    @functools.cached_property
-    def _inner(self) -> Any:
+    def _make(self) -> Any:
         envs = adaptors.optional_import("brax.envs", f"environment '{self.name}'")
         errors.require_known("brax has no environment", self.name, envs._envs)
         name = f"brax's {self.name}"
-        # The first access may be under a trace, and the constructors create arrays.
-        with jax.ensure_compile_time_eval(), adaptors.options_of(name, self.options):
+        with adaptors.options_of(name, self.options):
             return envs.get_environment(self.name, **self.options)
 
 

@@ -14,8 +14,8 @@ import os
 import pathlib
 import tempfile
 import types as python_types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,15 +33,8 @@ NAMES = (
 )
 
 
-class State(NamedTuple):
-    """State of one stream."""
-
-    inner: Any  # Craftax's state
-    key: jax.Array  # [] typed key of the episode
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Craftax:
+class Craftax(adaptors.Adaptor):
     """A Craftax environment under the contract.
 
     Craftax's `done` joins death, the last boss and the time limit; here only `max_timesteps`
@@ -56,12 +49,6 @@ class Craftax:
       name: one of `NAMES`.
       options: parameters of the environment (`max_timesteps`, `day_length`, ...), by name.
     """
-
-    name: str
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self):
-        errors.require_types(self)
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
@@ -80,14 +67,16 @@ class Craftax:
             self.name, observation, action, params.max_timesteps, metrics=metrics
         )
 
-    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
+    def reset(self, key: jax.Array) -> tuple[adaptors.KeyedState, types.TimeStep]:
         inner, params = self._built
         reset_key, step_key = jax.random.split(key)
         observation, state = inner.reset_env(reset_key, params)
         timestep = types.restart(self._observe(observation), self._metrics(state))
-        return State(adaptors.strong(state), step_key), timestep
+        return adaptors.KeyedState(adaptors.strong(state), step_key), timestep
 
-    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
+    def step(
+        self, state: adaptors.KeyedState, action: jax.Array
+    ) -> tuple[adaptors.KeyedState, types.TimeStep]:
         inner, params = self._built
         step_key = jax.random.fold_in(state.key, state.inner.timestep)
         observation, stepped, reward, done, _ = inner.step_env(
@@ -98,18 +87,23 @@ class Craftax:
         timestep = types.transition(
             self._observe(observation), reward, terminated, done, self._metrics(stepped)
         )
-        return State(adaptors.strong(stepped), state.key), timestep
+        return adaptors.KeyedState(adaptors.strong(stepped), state.key), timestep
 
-    def render(self, state: State) -> np.ndarray:
+    def render(self, state: adaptors.KeyedState) -> np.ndarray:
         """Returns a picture of one state, uint8 `[height, width, 3]`."""
         return np.asarray(self._draw(state.inner))
 
-    @functools.cached_property
-    def _built(self) -> tuple[Any, Any]:
-        """Craftax's environment and its parameters."""
-        # The first access may be under a trace, and the package creates arrays.
-        with jax.ensure_compile_time_eval():
-            return _make(self.name, self.options)
+    def _make(self) -> tuple[Any, Any]:
+        craftax_env = adaptors.optional_import("craftax.craftax_env", f"environment '{self.name}'")
+        errors.require_known("Craftax has no environment", self.name, NAMES)
+        with _textures():
+            inner = craftax_env.make_craftax_env_from_name(self.name, auto_reset=False)
+        known = [field.name for field in dataclasses.fields(inner.default_params)]
+        with adaptors.options_of(self.name, self.options, known):
+            params = dataclasses.replace(inner.default_params, **self.options)
+            errors.require_types(params)
+            errors.require_count(params, "max_timesteps")
+        return inner, params
 
     @functools.cached_property
     def _draw(self) -> Callable[[Any], jax.Array]:
@@ -151,20 +145,6 @@ class Craftax:
             "map": cells.reshape(self._map_shape).astype(bool),
             "vector": vector.astype(jnp.float32),
         }
-
-
-def _make(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns a new Craftax environment and its parameters."""
-    craftax_env = adaptors.optional_import("craftax.craftax_env", f"environment '{name}'")
-    errors.require_known("Craftax has no environment", name, NAMES)
-    with _textures():
-        inner = craftax_env.make_craftax_env_from_name(name, auto_reset=False)
-    known = [field.name for field in dataclasses.fields(inner.default_params)]
-    with adaptors.options_of(name, options, known):
-        params = dataclasses.replace(inner.default_params, **options)
-        errors.require_types(params)
-        errors.require_count(params, "max_timesteps")
-    return inner, params
 
 
 @contextlib.contextmanager

@@ -7,8 +7,7 @@ https://github.com/RobertTLange/gymnax. The package is imported lazily.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +18,8 @@ from environments import adaptors
 from podracers import environment, errors, types
 
 
-class State(NamedTuple):
-    """State of one stream."""
-
-    inner: Any  # gymnax's state
-    key: jax.Array  # [] typed key of the episode
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Gymnax:
+class Gymnax(adaptors.Adaptor):
     """A registered gymnax environment under the contract.
 
     Gymnax's `step` resets automatically and loses the last observation, so this class calls
@@ -39,12 +31,6 @@ class Gymnax:
       options: environment parameters (`max_steps_in_episode`, ...) and arguments of the
         constructor, by name.
     """
-
-    name: str
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self):
-        errors.require_types(self)
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
@@ -65,14 +51,16 @@ class Gymnax:
         limit = int(params.max_steps_in_episode)
         return environment.EnvironmentSpec(self.name, observation, action, limit)
 
-    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
+    def reset(self, key: jax.Array) -> tuple[adaptors.KeyedState, types.TimeStep]:
         inner, params = self._built
         reset_key, step_key = jax.random.split(key)
         observation, state = inner.reset_env(reset_key, params)
-        state = State(adaptors.strong(state), step_key)
+        state = adaptors.KeyedState(adaptors.strong(state), step_key)
         return state, types.restart(self._observe(observation))
 
-    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
+    def step(
+        self, state: adaptors.KeyedState, action: jax.Array
+    ) -> tuple[adaptors.KeyedState, types.TimeStep]:
         inner, params = self._built
         # XLA removes the `fold_in` where the dynamics ignore the key; a split would be carried.
         step_key = jax.random.fold_in(state.key, state.inner.time)
@@ -80,16 +68,25 @@ class Gymnax:
             step_key, state.inner, action, params
         )
         truncated = inner.is_truncated(stepped, params)
-        state = State(adaptors.strong(stepped), state.key)
+        state = adaptors.KeyedState(adaptors.strong(stepped), state.key)
         observation = self._observe(observation)
         return state, types.transition(observation, reward, terminated, truncated)
 
-    @functools.cached_property
-    def _built(self) -> tuple[Any, Any]:
-        """Gymnax's environment and its parameters."""
-        # The first access may be under a trace, and the constructors create arrays.
-        with jax.ensure_compile_time_eval():
-            return _make(self.name, dict(self.options))
+    def _make(self) -> tuple[Any, Any]:
+        name, options = self.name, self.options
+        registration = adaptors.optional_import("gymnax.registration", f"environment '{name}'")
+        errors.require_known("gymnax has no environment", name, registration.registered_envs)
+        parameters = inspect.signature(registration._registry[name]).parameters.values()
+        arguments = {at.name for at in parameters if at.kind is at.POSITIONAL_OR_KEYWORD}
+        given = {key: value for key, value in options.items() if key in arguments}
+        with adaptors.options_of(f"gymnax's {name}", options):
+            inner, params = registration.make(name, **given)  # MNIST is downloaded
+        known = arguments | {field.name for field in dataclasses.fields(params)}
+        rest = {key: value for key, value in options.items() if key not in given}
+        with adaptors.options_of(f"gymnax's {name}", options, known):
+            params = dataclasses.replace(params, **rest)
+            errors.require_types(params)
+        return inner, params
 
     def _dtype(self, leaf: jax.Array | jax.ShapeDtypeStruct) -> np.dtype:
         """Returns the dtype of an observation leaf under the contract."""
@@ -99,23 +96,6 @@ class Gymnax:
 
     def _observe(self, observation: types.PyTree) -> types.PyTree:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, self._dtype(leaf)), observation)
-
-
-def _make(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
-    """Returns a new gymnax environment and its parameters."""
-    registration = adaptors.optional_import("gymnax.registration", f"environment '{name}'")
-    errors.require_known("gymnax has no environment", name, registration.registered_envs)
-    parameters = inspect.signature(registration._registry[name]).parameters.values()
-    arguments = {at.name for at in parameters if at.kind is at.POSITIONAL_OR_KEYWORD}
-    given = {key: value for key, value in options.items() if key in arguments}
-    with adaptors.options_of(f"gymnax's {name}", options):
-        inner, params = registration.make(name, **given)  # MNIST is downloaded
-    known = arguments | {field.name for field in dataclasses.fields(params)}
-    rest = {key: value for key, value in options.items() if key not in given}
-    with adaptors.options_of(f"gymnax's {name}", options, known):
-        params = dataclasses.replace(params, **rest)
-        errors.require_types(params)
-    return inner, params
 
 
 def _action_spec(space: Any) -> specs.BoundedArray:

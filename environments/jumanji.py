@@ -11,7 +11,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +24,8 @@ from podracers import environment, errors, types
 _FRAME_INCHES = (4.0, 4.0)  # 400 x 400 pixels, by matplotlib's 100 dots per inch
 
 
-class State(NamedTuple):
-    """State of one stream."""
-
-    inner: Any  # Jumanji's state, which holds a random key
-    steps: jax.Array  # [] int32, steps taken in this episode
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Jumanji:
+class Jumanji(adaptors.Adaptor):
     """A registered Jumanji environment under the contract.
 
     - Observations are nested dicts with Jumanji's dtypes; 64-bit floats become 32-bit floats.
@@ -54,11 +47,7 @@ class Jumanji:
     """
 
     name: str = "Snake-v1"
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     time_limit_truncates: bool = True
-
-    def __post_init__(self):
-        errors.require_types(self)
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
@@ -71,13 +60,15 @@ class Jumanji:
             )
         return environment.EnvironmentSpec(self.name, observation, self._actions.spec, limit)
 
-    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
+    def reset(self, key: jax.Array) -> tuple[adaptors.CountedState, types.TimeStep]:
         # Some of Jumanji's generators accept raw keys only, and its states store them.
         inner, timestep = self._built[0].reset(jax.random.key_data(key))
-        state = State(adaptors.strong(inner), jnp.zeros((), jnp.int32))
+        state = adaptors.CountedState(adaptors.strong(inner), jnp.zeros((), jnp.int32))
         return state, types.restart(self._observe(timestep.observation))
 
-    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
+    def step(
+        self, state: adaptors.CountedState, action: jax.Array
+    ) -> tuple[adaptors.CountedState, types.TimeStep]:
         game, limit = self._built
         # Some environments assign to their argument: pass a copy of the tree.
         inner = jax.tree.map(lambda leaf: leaf, state.inner)
@@ -88,14 +79,14 @@ class Jumanji:
         truncated = last & ~terminated
         if limit is not None and self.time_limit_truncates:
             truncated |= steps >= limit
-        return State(adaptors.strong(inner), steps), types.transition(
+        return adaptors.CountedState(adaptors.strong(inner), steps), types.transition(
             self._observe(timestep.observation),
             jnp.sum(jnp.asarray(timestep.reward, jnp.float32)),
             terminated,
             truncated,
         )
 
-    def render(self, state: State) -> np.ndarray:
+    def render(self, state: adaptors.CountedState) -> np.ndarray:
         """Returns a picture of one state, uint8 `[height, width, 3]`, by Jumanji's viewer."""
         game = self._built[0]
         viewers = (getattr(game, at, None) for at in ("_viewer", "_env_viewer", "viewer"))
@@ -112,12 +103,9 @@ class Jumanji:
             viewer.close()
         return np.array(pictures[-1][..., :3], np.uint8)
 
-    @functools.cached_property
-    def _built(self) -> tuple[Any, int | None]:
-        """Jumanji's environment, and its time limit or None."""
-        # The first access may be under a trace, and the constructors create arrays.
-        with jax.ensure_compile_time_eval():
-            inner = _make(self.name, self.options)
+    def _make(self) -> tuple[Any, int | None]:
+        """Returns Jumanji's environment, and its time limit or None."""
+        inner = _make(self.name, self.options)
         limit = getattr(inner, "time_limit", None)
         limit = int(limit) if isinstance(limit, int | np.integer) else None
         if limit is not None and self.time_limit_truncates:

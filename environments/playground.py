@@ -5,11 +5,13 @@ also because its import is slow.
 """
 
 import dataclasses
-import functools
+import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from environments import adaptors, brax
 from podracers import errors
@@ -30,6 +32,7 @@ class Playground(brax.Brax):
       name: registered name, such as `CartpoleSwingup`.
       options: overrides of the environment's configuration, such as `ctrl_dt` in seconds.
       episode_length: time limit, in agent steps.
+      metrics: as in `brax.Brax`, such as `{'reward/upright': 'mean'}`.
       action_repeat: number of steps of the environment in an agent step; rewards are summed.
     """
 
@@ -43,11 +46,22 @@ class Playground(brax.Brax):
 
     def _advance(self, inner: Any, action: jax.Array) -> Any:
         def once(inner: Any, _: None) -> tuple[Any, jax.Array]:
-            inner = self._inner.step(inner, action)
+            inner = self._built.step(inner, action)
             return inner, inner.reward
 
         inner, rewards = jax.lax.scan(once, inner, None, self.action_repeat)
         return inner.replace(reward=jnp.sum(rewards))
+
+    @property
+    def render(self) -> Callable[[adaptors.CountedState], np.ndarray]:
+        """Draws a state, uint8 `[240, 320, 3]`; absent unless the variable `MUJOCO_GL` is set.
+
+        MuJoCo draws by OpenGL, and fails where the variable does not name a platform that works:
+        `egl` needs no display.
+        """
+        if "MUJOCO_GL" not in os.environ:
+            raise AttributeError("the variable MUJOCO_GL is not set")
+        return lambda state: self._built.render(state.inner)
 
     @property
     def parameters(self) -> dict[str, jax.Array]:
@@ -55,15 +69,9 @@ class Playground(brax.Brax):
 
         Constants that MuJoCo derives from them when it loads the model keep their nominal values.
         """
-        return adaptors.parameters_of(self._inner.mjx_model)
+        return adaptors.parameters_of(self._built.mjx_model)
 
-    @functools.cached_property
-    def _inner(self) -> Any:
-        # The first access may be under a trace, and the import and the constructors create arrays.
-        with jax.ensure_compile_time_eval():
-            return self._load()
-
-    def _load(self) -> Any:
+    def _make(self) -> Any:
         user = f"environment '{self.name}'"
         package = adaptors.optional_import("mujoco_playground", user, "playground")
         suite, name = package.dm_control_suite, f"MuJoCo Playground's {self.name}"

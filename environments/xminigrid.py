@@ -6,7 +6,6 @@ https://arxiv.org/abs/2312.12044. The package is imported lazily: its import ini
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from podracers import environment, errors, types
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class XMiniGrid:
+class XMiniGrid(adaptors.Adaptor):
     """A registered XLand-MiniGrid environment under the contract.
 
     Observations are the kind of tile and the colour of each cell in front of the agent, uint8
@@ -35,12 +34,6 @@ class XMiniGrid:
         of a benchmark, which is downloaded at first use, and a number, such as
         `('trivial-21k', 7)`; or an `xminigrid.types.RuleSet`.
     """
-
-    name: str
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self):
-        errors.require_types(self)
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
@@ -73,31 +66,23 @@ class XMiniGrid:
         inner, params = self._built
         return inner.render(params, state)
 
-    @functools.cached_property
-    def _built(self) -> tuple[Any, Any]:
-        """XLand-MiniGrid's environment and its parameters."""
-        # The first access may be under a trace, and the import and the constructors create arrays.
-        with jax.ensure_compile_time_eval():
-            return _make(self.name, dict(self.options))
-
-
-def _make(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
-    """Returns a new environment and its parameters."""
-    registration = adaptors.optional_import("xminigrid.registration", f"environment '{name}'")
-    known = registration.registered_environments()
-    errors.require_known("XLand-MiniGrid has no environment", name, known)
-    inner, params = registration.make(name)
-    # `render` returns pictures only.
-    fields = {field.name for field in dataclasses.fields(params)} - {"render_mode"}
-    fixed = registration._REGISTRY[name].kwargs
-    if "ruleset" in fields:
-        fixed = fixed | {"ruleset": _ruleset(name, options.pop("ruleset", None))}
-    with adaptors.options_of(f"XLand-MiniGrid's {name}", options, fields):
-        # `make` replaces the size after the limit was derived from it.
-        params = inner.default_params(**(fixed | options))
-        errors.require_count(params, "height", "width", "view_size", "max_steps")
-        jax.eval_shape(lambda key: inner.reset(params, key), jax.random.key(0))
-    return inner, params
+    def _make(self) -> tuple[Any, Any]:
+        name, options = self.name, dict(self.options)
+        registration = adaptors.optional_import("xminigrid.registration", f"environment '{name}'")
+        known = registration.registered_environments()
+        errors.require_known("XLand-MiniGrid has no environment", name, known)
+        inner, params = registration.make(name)
+        # `render` returns pictures only.
+        fields = {field.name for field in dataclasses.fields(params)} - {"render_mode"}
+        fixed = registration._REGISTRY[name].kwargs
+        if "ruleset" in fields:
+            fixed = fixed | {"ruleset": _ruleset(name, options.pop("ruleset", None))}
+        with adaptors.options_of(f"XLand-MiniGrid's {name}", options, fields):
+            # `make` replaces the size after the limit was derived from it.
+            params = inner.default_params(**(fixed | options))
+            errors.require_count(params, "height", "width", "view_size", "max_steps")
+            jax.eval_shape(lambda key: inner.reset(params, key), jax.random.key(0))
+        return inner, params
 
 
 def _ruleset(name: str, chosen: Any) -> Any:

@@ -430,7 +430,7 @@ def unroll_in_parts(
 
     # The last part repeats the last time step.
     _, found = jax.lax.scan(part, core, np.minimum(index, length - 1))
-    return found.reshape(-1, *found.shape[2:])[:length]
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:length], found)
 
 
 def zero_timestep(spec: environment.EnvironmentSpec) -> types.TimeStep:

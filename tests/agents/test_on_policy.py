@@ -40,7 +40,11 @@ OPTIONS = {
 }
 # Epsilons are large, so that no rounding of a tiny gradient is blown up.
 AGENTS = {
-    "ppo": (ppo.PPO, {"entropy_cost": 0.1, "adam_epsilon": 1e-2, "gae_lambda": 0.8, "epochs": 1}),
+    "ppo": (
+        ppo.PPO,
+        {"entropy_cost": 0.1, "adam_epsilon": 1e-2, "gae_lambda": 0.8, "epochs": 1}
+        | {"clip_rho": 1.05},
+    ),
     "impala": (
         impala.IMPALA,
         {"entropy_cost": 0.1, "optimizer_epsilon": 1e-2} | {"vtrace_lambda": 0.8},
@@ -89,22 +93,32 @@ def _update(given, num_devices=1):
     return learner, {name: float(mean.result()) for name, mean in means.items()}
 
 
-def _slow_ppo(before, timestep, rollout, kept):
+def _slow_ppo(before, timestep, rollout, kept, values):
     """Returns the loss `[T, B]` of outputs, the value targets, and metrics."""
-    advantage = np.asarray(returns.gae(timestep, before.value, 0.9, 0.8))
-    target = advantage + before.value[:-1]
+    advantage = np.asarray(returns.gae(timestep, values, 0.9, 0.8))
+    target = advantage + values[:-1]
     advantage = (advantage - advantage[kept].mean()) / advantage[kept].std()
+    # Two updates after a policy acted, the proximal one is two thirds of the way to the newest.
+    share = np.where(rollout.extras.update == -2, 2 / 3, 0.0)
+    move = share * np.asarray(_log_prob(before, rollout)[0] - rollout.extras.log_prob)
+    rho = np.minimum(np.exp(move), 1.05)
 
     def loss(output):
         log_prob, bonus = _log_prob(output, rollout)
-        ratio = jnp.exp(log_prob - rollout.extras.log_prob)
-        return -ratio * advantage + 0.25 * (output.value[:-1] - target) ** 2 - bonus
+        ratio = jnp.exp(log_prob - rollout.extras.log_prob - move)
+        clipped = jnp.clip(ratio, 0.8, 1.2)
+        surrogate = jnp.minimum(ratio * advantage, clipped * advantage)
+        return -rho * surrogate + 0.25 * (output.value[:-1] - target) ** 2 - bonus
 
-    value = before.value[:-1]
-    return loss, target, {"policy/clip_fraction": 0.0, "value/mean": value[kept].mean()}
+    metrics = {"policy/rho": rho[kept].mean(), "value/mean": values[:-1][kept].mean()}
+    if share.any():
+        assert (rho == 1.05).any() and np.ptp(rho[kept]) > 0.1
+    else:
+        metrics |= {"policy/clip_fraction": 0.0}
+    return loss, target, metrics
 
 
-def _slow_impala(before, timestep, rollout, kept):
+def _slow_impala(before, timestep, rollout, kept, values):
     log_ratio = np.asarray(_log_prob(before, rollout)[0] - rollout.extras.log_prob)
     ratio = np.exp(log_ratio)
     rho = np.minimum(ratio, 1.0)
@@ -119,7 +133,7 @@ def _slow_impala(before, timestep, rollout, kept):
     return loss, target, {"policy/rho": rho[kept].mean(), "value/mean": value[kept].mean()}
 
 
-def _slow_pqn(before, timestep, rollout, kept):
+def _slow_pqn(before, timestep, rollout, kept, values):
     best = np.where(timestep.observation["action_mask"], before, -np.inf).max(axis=-1)
     target = returns.lambda_returns(timestep, best, 0.9, 0.8)
 
@@ -148,24 +162,30 @@ FIRST_STEP = {
 
 
 @pytest.mark.parametrize(
-    ("name", "network", "num_devices"),
+    ("name", "network", "num_devices", "is_old"),
     [
-        ("ppo", "frames", 4),
-        ("impala", "feed_forward", 4),
-        ("pqn", "frames", 4),
-        *(pytest.param(name, "lstm", 1, marks=pytest.mark.slow) for name in AGENTS),
-        pytest.param("ppo", "stack", 4, marks=pytest.mark.slow),
+        ("ppo", "frames", 4, False),
+        ("ppo", "frames", 4, True),
+        ("impala", "feed_forward", 4, True),
+        ("pqn", "frames", 4, False),
+        pytest.param("ppo", "lstm", 1, True, marks=pytest.mark.slow),
+        pytest.param("impala", "lstm", 1, True, marks=pytest.mark.slow),
+        pytest.param("pqn", "lstm", 1, False, marks=pytest.mark.slow),
+        pytest.param("ppo", "stack", 4, False, marks=pytest.mark.slow),
     ],
 )
-def test_an_update_equals_a_slow_one(name, network, num_devices):
+def test_an_update_equals_a_slow_one(name, network, num_devices, is_old):
     """Masks, truncations, resets of memory, weights, rewards, clipping and the optimizer at once.
 
-    IMPALA learns off-policy.
+    Older parameters acted, if `is_old`; in every other stream, by their number, the newest.
     """
     given = _given(name, network)
-    if name == "impala":
+    if is_old:
         move = jax.jit(functools.partial(experience.perturbed, scale=0.2, seed=5))
-        given = given._replace(learner=jax.device_get(move(given.learner)))
+        update = np.where(np.arange(BATCH) % 2 == 0, -2, 0) * np.ones((LENGTH, 1), np.int32)
+        extras = given.rollout.extras._replace(update=update)
+        rollout = given.rollout._replace(extras=extras)
+        given = given._replace(learner=jax.device_get(move(given.learner)), rollout=rollout)
     # Only one action is legal at the end, seldom the one of the highest value.
     mask = given.rollout.timestep.observation["action_mask"].copy()
     mask[-1] = [True, False, False]
@@ -178,7 +198,12 @@ def test_an_update_equals_a_slow_one(name, network, num_devices):
     reward = np.clip(0.5 * rollout.timestep.reward, -1.0, 1.0)
     timestep, kept = rollout.timestep._replace(reward=reward), ~rollout.timestep.last()[:-1]
     before = jax.device_get(jax.jit(outputs)(learner.params))
-    per_step, target, expected = SLOW[name](before, timestep, rollout, kept)
+    values = None
+    if name == "ppo":  # without memory the values of acting
+        is_recurrent = network.is_recurrent
+        values = np.asarray(before.value)
+        values = values if is_recurrent else np.concatenate([rollout.extras.value, values[-1:]])
+    per_step, target, expected = SLOW[name](before, timestep, rollout, kept, values)
 
     def loss(params):
         return jnp.sum(jnp.where(kept, per_step(outputs(params)), 0.0)) / kept.sum()

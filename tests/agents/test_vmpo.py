@@ -21,23 +21,27 @@ LENGTH, BATCH = 6, 8
 # Of seven kept steps, four are the better half; the lowest of them has two equals, so it gets five.
 ADVANTAGE = np.float32([[0.5, -1.0, 2.0, 0.1], [9.0, np.nan, 0.1, 0.1], [-2.0, 0.1, 7.0, 8.0]])
 WEIGHT = np.float32([[1, 1, 1, 1], [0, 0, 1, 1], [1, 0, 0, 0]])
+RHO = np.float32([[0.5, 1, 0.2, 1], [3, 3, 1, 1.7], [1, 3, 3, 3]])
 TEMPERATURE = 0.7
 
 
 def _slow_best_half(advantage, weight, temperature):
-    """Returns psi, of sum 1, and the logarithm of the mean of the better half's exponentials."""
+    """Returns psi, of sum 1, and the logarithm of the mean of the better half's exponentials.
+
+    Weights other than 0 are importance weights.
+    """
     kept = sorted((a for a, w in zip(advantage.ravel(), weight.ravel()) if w), reverse=True)
     lowest = kept[(len(kept) + 1) // 2 - 1]
-    psi, size = np.zeros(advantage.shape), 0
+    psi, size = np.zeros(advantage.shape), 0.0
     for index in np.ndindex(advantage.shape):
         if weight[index] and advantage[index] >= lowest:
-            psi[index] = np.exp(advantage[index] / temperature)
-            size += 1
+            psi[index] = weight[index] * np.exp(advantage[index] / temperature)
+            size += weight[index]
     return psi / psi.sum(), np.log(psi.sum() / size)
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 4])
-def test_weights_of_the_better_half_over_all_devices(num_devices):
+@pytest.mark.parametrize(("num_devices", "rho"), [(1, 1.0), (2, 1.0), (4, RHO)])
+def test_weights_of_the_better_half_over_all_devices(num_devices, rho):
     def dual(temperature, advantage, weight):
         psi, log_mean = vmpo.best_half(advantage, weight, temperature)
         return temperature * log_mean, psi
@@ -46,8 +50,8 @@ def test_weights_of_the_better_half_over_all_devices(num_devices):
     both = jax.value_and_grad(dual, has_aux=True)
     specs = (same, COLUMNS, COLUMNS), ((same, COLUMNS), same)
     both = jax.jit(experience.on_devices(both, num_devices, *specs))
-    (dual, psi), gradient = both(TEMPERATURE, ADVANTAGE, WEIGHT)
-    expected, log_mean = _slow_best_half(ADVANTAGE, WEIGHT, TEMPERATURE)
+    (dual, psi), gradient = both(TEMPERATURE, ADVANTAGE, rho * WEIGHT)
+    expected, log_mean = _slow_best_half(ADVANTAGE, rho * WEIGHT, TEMPERATURE)
     assert np.sum(expected > 0.0) == 5
     np.testing.assert_allclose(psi, 7.0 * expected, rtol=1e-5)
     np.testing.assert_allclose(dual, TEMPERATURE * log_mean, rtol=1e-5)
@@ -83,7 +87,8 @@ def test_the_loss_equals_a_slow_one(name, bounds):
     timestep = jax.tree.map(lambda x: x[:-1], _inputs(agent, learner, rollout))
     kept = ~timestep.last()
     advantage[~kept] = np.nan
-    batch = policy.Batch(timestep, rollout.extras, advantage, target, 1.0 * kept)
+    rho = rng.uniform(0.2, 2.0, advantage.shape).astype(np.float32)
+    batch = policy.Batch(timestep, rollout.extras, advantage, target, 1.0 * kept, rho)
 
     def loss(params):
         metrics = agent.loss(params, (batch, core), learner.context).metrics
@@ -95,7 +100,7 @@ def test_the_loss_equals_a_slow_one(name, bounds):
     mask = timestep.observation["action_mask"] if name == "vmpo" else None
     log_eta, log_alpha = learner.params.log_temperature, learner.params.log_multipliers
     eta, alpha = np.exp(log_eta), np.exp(log_alpha)
-    psi, log_mean = _slow_best_half(advantage, kept, eta)
+    psi, log_mean = _slow_best_half(advantage, kept * rho, eta)
 
     def parts(network):
         """Returns the losses of the policy and the value, and the divergences."""

@@ -1,12 +1,14 @@
 """MuJoCo Playground's dm_control suite under the contract."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from environments import playground
-from podracers import contract, types
+from podracers import contract, errors, types
 
 package = pytest.importorskip("mujoco_playground")
 
@@ -20,7 +22,7 @@ def test_keeps_the_contract(name):
 @pytest.mark.slow
 def test_steps_are_those_of_the_package():
     env = playground.Playground("CartpoleBalance", {"ctrl_dt": 0.02}, 6, action_repeat=2)
-    assert env.spec.action.shape == (1,) and env._inner.n_substeps == 2
+    assert env.spec.action.shape == (1,) and env._built.n_substeps == 2
     actions = jnp.linspace(-1.0, 1.0, 6)[:, None]
     suite = package.dm_control_suite
     inner = suite.load("CartpoleBalance", config_overrides={"ctrl_dt": 0.02, "impl": "jax"})
@@ -51,11 +53,13 @@ class Counting:
     def reset(self, key):
         del key
         zero = jnp.zeros(())
-        return package.State((), {"state": {"count": zero}}, zero, zero, {"total": zero}, {})
+        metrics = {"total": zero, "left": zero}
+        return package.State((), {"state": {"count": zero}}, zero, zero, metrics, {})
 
     def step(self, state, action):
         count = state.obs["state"]["count"] + jnp.where(action[0] == 1.0, jnp.nan, 1.0)
         state.metrics["total"] += self._reward  # as the package's environments do
+        state.metrics["left"] -= self._reward
         return state.replace(obs={"state": {"count": count}}, reward=self._reward + 0.0 * count)
 
 
@@ -67,8 +71,18 @@ def counting(monkeypatch):
     package.dm_control_suite.register_environment("Counting", Counting, lambda: config)
 
 
-def test_limits_truncate_and_a_simulation_that_diverges_terminates(counting):
-    env = playground.Playground("Counting", {"ctrl_dt": 0.25}, episode_length=2, action_repeat=3)
+@pytest.mark.parametrize(
+    ("metric", "reduction", "values"),
+    [
+        ("total", "last", [0.75, 1.5]),
+        ("total", "sum", [0.75, 2.25]),
+        ("total", "mean", [0.75, 1.125]),
+        ("left", "max", [-0.75, -0.75]),
+    ],
+)
+def test_ends_rewards_and_metrics(counting, metric, reduction, values):
+    metrics = {metric: reduction}
+    env = playground.Playground("Counting", {"ctrl_dt": 0.25}, 2, 3, metrics=metrics)
     assert env.spec.observation["state"]["count"].shape == () and env.spec.max_episode_steps == 2
 
     def stream(action):
@@ -80,6 +94,19 @@ def test_limits_truncate_and_a_simulation_that_diverges_terminates(counting):
     assert timestep.discount.tolist() == [[1.0, 1.0], [0.0, 0.0]]
     assert timestep.observation["state"]["count"].tolist() == [[3.0, 6.0], [0.0, 0.0]]
     assert timestep.reward.tolist() == [[0.75, 0.75], [0.0, 0.0]]  # the sum of three steps
+    assert timestep.metrics[metric][0].tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"totl": "sum"}, "Counting has no metric 'totl'; did you mean 'total'?"),
+        ({"total": "man"}, "Playground.metrics['total']: got 'man'"),
+    ],
+)
+def test_metrics_that_do_not_exist(counting, metrics, words):
+    with pytest.raises(errors.UserError, match=re.escape(words)):
+        _ = playground.Playground("Counting", {"ctrl_dt": 0.25}, metrics=metrics).spec
 
 
 def test_envpool_has_the_names_that_are_refused():
