@@ -45,6 +45,15 @@ _LARGE_BATCH = {"ppo": "large_batch_{}", "impala": "large_batch_{}", "dqn": "lar
 _PUBLISHED_STEPS = 50_000_000  # agent steps of an Atari run: 200M frames
 # Preset and topology by number of chips.
 _HARDWARE = {1: ("colab_tpu", "v5e:2x2"), 4: ("v4_8", "v5e:2x2"), 8: ("v5e_8", "v5e:2x4")}
+_STACK = ("Stack", "Stack.num_layers = 2")
+_WINDOW = ("Attention.size = 64", "Attention.window = 64")
+# Class of each recurrent core, and its bindings.
+_CORES = {
+    **{name: (name, f"cores.{name}.size = 64") for name in ("LSTM", "GRU", "MinGRU", "LRU")},
+    "2 x MinGRU": (*_STACK, "Stack.core = @cores.MinGRU()", "MinGRU.size = 64"),
+    "Attention": ("Attention", *_WINDOW),
+    "2 x Attention": (*_STACK, "Stack.core = @cores.Attention()", *_WINDOW),
+}
 # Hz. A v5e has 197e12 operations a second in bfloat16, in four units of 128 x 128 multiplications
 # and additions (https://cloud.google.com/tpu/docs/v5e).
 _CLOCK = 1.5e9
@@ -228,8 +237,8 @@ def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records
     _, devices = _hardware(1)
     for length in (20, 80, 320):
         turns = {}
-        for core in ("LSTM", "GRU", "MinGRU", "LRU"):
-            bindings = [f"actor_critic.core = @cores.{core}()", f"cores.{core}.size = 64"]
+        for core, own in _CORES.items():
+            bindings = [f"actor_critic.core = @cores.{own[0]}()", *own[1:]]
             bindings.append(f"ROLLOUT_LENGTH = {length}")
             of, estimated = (
                 measure.build(["gin/experiments/memory_ppo.gin"], bindings) for _ in range(2)
@@ -248,7 +257,7 @@ def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records
             rows.append(measure.speed(rates, core=core, steps=length))
     return records.Result(
         "PPO on the cue task (memory_ppo.gin: 32 environments, 64 units, 16 gradient steps an "
-        "update), by the steps of a rollout. Speed is that of this machine; "
+        "update; attention to 64 steps), by the steps of a rollout. Speed is that of this machine; "
         f"cycles are estimated for a chip of a v5e by libtpu {version}.",
         tuple(rows),
     )

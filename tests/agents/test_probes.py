@@ -38,6 +38,11 @@ MIXED = (
     probes.Memory,
 )
 RECURRENT = (probes.Memory, probes.Bandit)
+CORES = {  # others have an LSTM
+    "impala": cores.Stack(cores.MinGRU(16)),
+    "vmpo": cores.Stack(cores.Attention(16, num_heads=2, window=8), num_layers=1, hidden_size=32),
+    "r2d2": cores.Stack(cores.Attention(16, num_heads=2, window=8)),
+}
 OTHERS = (probes.MaskedAction, probes.MultiDiscreteReward, probes.ContinuousReward, probes.Bandit)
 ASYMMETRIC = (probes.PrivilegedReward,)
 _WIDTH = 4  # of the widest observation in the mixture
@@ -187,7 +192,7 @@ AGENTS = {
 
 def _learn(name: str, candidate: Any, updates: int, num_envs: int, hidden: int):
     """Returns an agent with greedy evaluation, its actor parameters and all that it learnt."""
-    core = cores.LSTM(16) if type(candidate) in RECURRENT else None
+    core = CORES.get(name, cores.LSTM(16)) if type(candidate) in RECURRENT else None
     steps = updates * num_envs * ROLLOUT_LENGTH
     agent = AGENTS[name].make(candidate.spec, hidden, core, steps)
     runner = anakin.Anakin(agent, candidate, num_envs, ROLLOUT_LENGTH, num_devices=1)
@@ -252,7 +257,7 @@ UNSUITED = {("rainbow", probes.Truncation), ("r2d2", probes.DelayedReward)}
         for name, row in AGENTS.items()
         for mark, each in ((pytest.mark.slow, row.others), (pytest.mark.learning, MIXED))
         for probe in each
-        if probe is not probes.Memory or name in ("ppo", "vmpo")
+        if probe is not probes.Memory or name in ("ppo", *CORES)
         if (name, probe) not in UNSUITED
     ],
 )
