@@ -337,7 +337,8 @@ class Attention(_Units):
         (cache, count), (length, _), dtype = state, first.shape, features.dtype
         if features.shape[-1] != self.size:
             features = nn.Dense(self.size, dtype=dtype, name="projection")(features)
-        inputs = jnp.concatenate([jnp.moveaxis(cache, 1, 0).astype(dtype), features])  # [S, B, H]
+        # [B, S, H], as the cache, so that acting transposes only the newest inputs.
+        inputs = jnp.concatenate([cache.astype(dtype), jnp.moveaxis(features, 0, 1)], axis=1)
 
         heads = self.num_heads, self.size // self.num_heads
         query = nn.DenseGeneral(heads, dtype=dtype, name="query")(features)  # [T, B, N, D]
@@ -345,18 +346,18 @@ class Attention(_Units):
         key = self.param("key", normal, (self.size, *heads)).astype(dtype)
         value = self.param("value", normal, (self.size, *heads)).astype(dtype)
         # `einsum` chooses by `T` whether it projects the inputs, or the queries and the results.
-        logits = jnp.einsum("tbnd,hnd,sbh->bnts", query, key, inputs).astype(jnp.float32)
+        logits = jnp.einsum("tbnd,hnd,bsh->bnts", query, key, inputs).astype(jnp.float32)
         logits = logits / math.sqrt(heads[1]) + self._age_bias(length)
         # Where the episode of each step begins, counted in `inputs`.
         time = self.window + jnp.arange(length)[:, None]
         begin = jax.lax.cummax(jnp.where(first, time, self.window - count), axis=0)  # [T, B]
         exists = jnp.arange(self.window + length) >= begin.T[:, None, :, None]  # [B, 1, T, S]
         weights = jax.nn.softmax(jnp.where(exists, logits, _MASKED)).astype(dtype)
-        attended = jnp.einsum("bnts,sbh,hnd->tbnd", weights, inputs, value)
+        attended = jnp.einsum("bnts,bsh,hnd->tbnd", weights, inputs, value)
         outputs = nn.DenseGeneral(self.size, (-2, -1), dtype=dtype, name="output")(attended)
 
-        cache = jnp.moveaxis(inputs[length:], 0, 1).astype(jnp.float32)
-        return outputs, (cache, jnp.minimum(self.window + length - begin[-1], self.window))
+        count = jnp.minimum(self.window + length - begin[-1], self.window)
+        return outputs, (inputs[:, length:].astype(jnp.float32), count)
 
     def _age_bias(self, length: int) -> jax.Array:
         """Returns the biases `[N, T, S]`, which exclude later steps and those before the window.
