@@ -50,7 +50,7 @@ class Batch(NamedTuple):
     """The data of a loss: a rollout, or a minibatch of it; all `[T, B, ...]`."""
 
     timestep: types.TimeStep
-    extras: Extras
+    extras: Extras  # with log-probabilities of the proximal policy
     advantage: jax.Array
     target: jax.Array
     weight: jax.Array
@@ -248,8 +248,26 @@ class GeneralizedAdvantage(ActorCritic):
             return self.action_head.log_prob(outputs, mask, extras.raw) - extras.log_prob
 
         age = update - extras.update
+        is_old = age > 0
         nothing = functools.partial(jnp.zeros_like, extras.log_prob)
         # A forward pass over the rollout, which acting with the newest parameters does not need.
-        move = jax.lax.cond(jnp.any(age > 0), log_ratio, nothing) * (age / (age + 1))
-        rho = jnp.minimum(jnp.exp(move), self.clip_rho)
+        move = jax.lax.cond(_anywhere(is_old), log_ratio, nothing) * (age / (age + 1))
+        rho = jnp.where(is_old, jnp.minimum(jnp.exp(move), self.clip_rho), 1.0)
         return extras._replace(log_prob=extras.log_prob + move), rho
+
+
+@jax.custom_batching.custom_vmap
+def _anywhere(mask: jax.Array) -> jax.Array:
+    """Returns whether a mask `[T, B]` is true anywhere; in a population, of any member.
+
+    With one result for each member, `jax.lax.cond` would compute both branches.
+    """
+    return jnp.any(mask)
+
+
+@_anywhere.def_vmap
+def _anywhere_of_members(
+    axis_size: int, in_batched: Any, mask: jax.Array
+) -> tuple[jax.Array, bool]:
+    del axis_size, in_batched
+    return _anywhere(mask), False

@@ -40,8 +40,9 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
       epochs: passes over each rollout.
       clip_epsilon: distance from 1 at which the ratio of policies is clipped.
       clip_epsilon_final: end of its linear schedule over `anneal_steps`; None if constant.
-      value_clip_epsilon: distance from the value at the time of acting at which a value is clipped;
-        None for no clipping.
+      value_clip_epsilon: distance from the value at the time of acting at which a value is clipped,
+        in the unit of the returns, or with `popart_rate` of their standard deviation; None for no
+        clipping.
       normalize_advantages: whether advantages have mean 0 and variance 1 over the global batch.
     """
 
@@ -153,15 +154,17 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         log_prob = head.log_prob(output.policy, mask, batch.extras.raw)
         log_ratio = log_prob - batch.extras.log_prob
         entropy = head.entropy(output.policy, mask)
+        unit = popart.std(params)
         if self.value_clip_epsilon is None:
             value_loss = rlax.l2_loss(output.value, batch.target)
         else:
+            epsilon = self.value_clip_epsilon * unit
             value_loss = returns.clipped_value(
-                output.value, batch.target, batch.extras.value, self.value_clip_epsilon
+                output.value, batch.target, batch.extras.value, epsilon
             )
         policy_loss = returns.clipped_surrogate(log_ratio, batch.advantage, clip_epsilon)
         policy_loss *= batch.rho
-        value_loss /= popart.std(params) ** 2
+        value_loss /= unit**2
         kl = returns.kl_estimate(log_ratio)
         total = policy_loss + self.value_cost * value_loss - entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=batch.weight)

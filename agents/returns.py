@@ -220,7 +220,7 @@ def clipped_surrogate(
 
 
 def clipped_value(
-    prediction: jax.Array, target: jax.Array, behaviour: jax.Array, epsilon: float
+    prediction: jax.Array, target: jax.Array, behaviour: jax.Array, epsilon: jax.Array | float
 ) -> jax.Array:
     """Returns the worse of the value losses with and without clipping, `[...]`.
 

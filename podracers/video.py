@@ -22,15 +22,18 @@ def drawable(
     Raises:
       errors.UserError: nothing can be drawn, or `render` returns something else than a picture.
     """
-    if hasattr(environment, "render"):
-        if not environment_lib.is_host(environment):
-            state, _ = jax.jit(environment.reset)(jax.random.key(0))
-            draw(environment, jax.device_get(state))
-        return environment
-    if not hasattr(environment, "filmed"):
+    if hasattr(environment, "filmed") and not hasattr(environment, "render"):
+        return environment.filmed()
+    subject: Any = environment
+    try:
+        _ = subject.render
+    except AttributeError as error:  # that of a property may name a missing part
         path = environment_lib.name_of(environment)
-        raise errors.UserError(f"{path} has no `render`: no video of it")
-    return environment.filmed()
+        raise errors.UserError(f"{path} has no `render`: no video of it ({error})") from error
+    if not environment_lib.is_host(environment):
+        state, _ = jax.jit(environment.reset)(jax.random.key(0))
+        draw(environment, jax.device_get(state))
+    return environment
 
 
 def draw(environment: Any, state: Any) -> np.ndarray:

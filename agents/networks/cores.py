@@ -2,7 +2,7 @@
 
 A core maps sequences `[T, B, ...]`, and is reset where `first` is true. One step is a sequence of
 length one, so unrolling and stepping are the same code. Products have the dtype of the features;
-recurrent states are float32.
+recurrent states are float32, and counts int32.
 
 Axis legend: `T` time, `B` streams, `F` features, `H` units, `K` frames,
 `W` earlier steps of a window, `S = W + T`, `N` heads of `D` units.

@@ -6,7 +6,7 @@ PopArt", 2018, https://arxiv.org/abs/1809.04474, use it for one task. With the m
 standard deviation `σ` of the targets, the layer "value" of the network computes `n`, and the value
 is `v = σ n + μ`. When the statistics move, its weights move so that no value changes.
 
-The statistics stand among the parameters, where no gradient reaches them.
+The statistics are among the parameters of the network, but have no gradient.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from podracers import parallel, types
 
 NAME = "value_statistics"  # among the parameters of a network
-_LEAST, _MOST = 1e-4, 1e6  # standard deviation
+_MIN_STD, _MAX_STD = 1e-4, 1e6
+_PRECISION = 1e-3  # smallest standard deviation, in units of the root of the mean square
 
 
 class Statistics(NamedTuple):
@@ -30,8 +31,10 @@ class Statistics(NamedTuple):
     @property
     def std(self) -> jax.Array:
         """The standard deviation, within bounds."""
+        # A lower variance would be the rounding error of the difference.
+        least = jnp.maximum(_MIN_STD**2, _PRECISION**2 * self.square)
         variance = self.square - jnp.square(self.mean)
-        return jnp.sqrt(jnp.clip(variance, _LEAST**2, _MOST**2))
+        return jnp.sqrt(jnp.clip(variance, least, _MAX_STD**2))
 
 
 def init(params: dict) -> dict:

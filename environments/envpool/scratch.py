@@ -39,8 +39,8 @@ class Directory:
         future: futures.Future[Any] = futures.Future()
 
         # EnvPool starts several processes at once. The first fork ends OpenBLAS's threads, and two
-        # that do so at the same time wait for ever. With `group`, Python forks (`vfork` does not
-        # end the threads).
+        # forks that end them at the same time never return. The argument `group` makes Python
+        # call `fork`; `vfork` does not end the threads.
         subprocess.run([sys.executable, "-ISc", ""], group=os.getgid(), check=True)
 
         def run() -> None:

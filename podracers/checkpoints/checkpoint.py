@@ -309,7 +309,7 @@ class Checkpointer:
         if (saved := record.get("step", step)) != step:
             raise integrity.DamagedError(f"it was saved as checkpoint {saved}")
         found, bare = record[item], agent_lib.without_replay(template)
-        if item == "params":  # earlier versions counted less: an agent acts as before any count
+        if item == "params":  # earlier versions lack some counts, which are then 0
             known = {path for path, _, _ in found}
             added = (leaf for leaf in trees.structure(template) if leaf[0] not in known)
             found = found + [leaf for leaf in added if leaf[2] == "int32"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from environments import catch
+from environments import catch, wrappers
 from podracers import errors, video
 
 
@@ -28,6 +28,14 @@ def test_an_environment_without_render_is_refused():
     sightless = types.SimpleNamespace(spec=types.SimpleNamespace(name="Dark"))
     with pytest.raises(errors.UserError, match=r"Dark \(types\..*\) has no `render`"):
         video.drawable(sightless)
+
+    class Blind(catch.Catch):
+        @property
+        def render(self):
+            raise AttributeError("no lamp")
+
+    with pytest.raises(errors.UserError, match=r"no video of it \(no lamp\)"):
+        video.drawable(wrappers.TimeLimit(Blind(), 3))
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (4, 4, 4), (0, 4, 3)])

@@ -1,11 +1,13 @@
 """PopArt's statistics against NumPy, and values before and after they move."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import networks
+from agents import networks, optimization, policy
 from agents.networks import popart
 from podracers import parallel, types
 from tests import contract, streams
@@ -67,3 +69,32 @@ def test_an_update_moves_statistics_to_its_targets(name):
     moments = np.array([metrics["value/target"], metrics["value/target_square"]])
     expected = old[:2] + (moments - old[:2]) / (old.updates + 1.0)
     np.testing.assert_allclose(statistics, (*expected, old.updates + 1.0), rtol=1e-5)
+
+
+def test_the_unit_of_targets_changes_no_loss():
+    """With clipped values, and without normalised advantages."""
+    agent, environment = contract.AGENTS["ppo_scaled"]()
+    agent, learner, rollout = experience.acted(agent, environment, LENGTH, BATCH)
+    agent = dataclasses.replace(agent, value_clip_epsilon=0.2, normalize_advantages=False)
+    target = np.random.default_rng(0).normal(size=(LENGTH, BATCH)).astype(np.float32)
+
+    def loss(unit):
+        timestep = agent._learning_inputs(learner.normalizer, rollout)
+        core, timestep = agent.net.prepare(rollout.actor_state.core, timestep)
+        statistics = popart.Statistics(jnp.float32(0.0), jnp.square(unit), jnp.float32(1.0))
+        params = learner.params | {popart.NAME: statistics}
+        extras = rollout.extras._replace(value=unit * rollout.extras.value)
+        current, ones = jax.tree.map(lambda x: x[:-1], timestep), jnp.ones_like(target)
+        batch = policy.Batch(current, extras, target, unit * target, ones, ones)
+        context = optimization.Context(jnp.float32(0.0))
+        metrics = agent.loss(params, (batch, core), context).metrics
+        return {name: mean.result() for name, mean in metrics.items()}
+
+    loss = jax.jit(experience.on_devices(loss, in_specs=experience.REPLICATED))
+    streams.assert_close(loss(np.float32(50.0)), loss(np.float32(1.0)), rtol=1e-4)
+
+
+def test_deviations_below_the_precision_of_the_mean_are_not_used():
+    mean = np.float32(3000.1)
+    statistics = popart.Statistics(mean, np.square(mean) - 1.0, np.float32(1.0))  # a rounding error
+    np.testing.assert_allclose(statistics.std, 3.0, rtol=0.01)
