@@ -64,8 +64,9 @@ def test_weights_of_the_better_half_over_all_devices(num_devices, rho):
 
 @functools.cache
 def _given(name):
-    """Returns the experience of a case whose policy differs from its target policy."""
+    """Returns the experience of a case whose policy differs from its target policy; no PopArt."""
     agent, environment = contract.AGENTS[name]()
+    agent = dataclasses.replace(agent, popart_rate=None)
     return experience.acted(agent, environment, LENGTH, BATCH)
 
 
