@@ -75,8 +75,8 @@ class ActorCritic(options.Learning):
       num_minibatches: gradient steps of each pass over a rollout.
       value_cost: weight of the value loss, which is half of the squared error.
       popart_rate: step size of the statistics of targets that normalise the value head's outputs,
-        advantages and errors, see `networks.popart`, so that no `reward_scale` is needed (3e-4 in
-        Hessel et al. 2018, and more here, where updates are fewer); None for no normalisation.
+        advantages and errors, see `networks.popart`, in place of a `reward_scale` by hand (3e-4 in
+        Hessel et al. 2018; 0.03 in runs of some hundred updates); None for no normalisation.
       greedy_evaluation: see `agents.options`.
       previous_action_and_reward: whether the network gets the previous action and reward beside the
         observation, see `agents.inputs`; by default only if it is recurrent.

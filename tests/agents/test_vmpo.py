@@ -157,6 +157,28 @@ def test_the_policy_that_acts_is_replaced_after_three_gradient_steps(name):
     np.testing.assert_allclose(target, expected, rtol=1e-4)
 
 
+def test_steps_of_an_older_policy_are_weighted_halfway_to_the_target_policy():
+    agent, learner, rollout = _given("vmpo")
+    agent = dataclasses.replace(agent, epochs=1, num_minibatches=1)
+    learner = learner._replace(target=learner.params.network)  # not that which acted
+    update = rollout.extras.update - 1
+    rollout = rollout._replace(extras=rollout.extras._replace(update=update))
+
+    def mean_rho(learner, rollout):
+        state = types.AgentState(learner, ())
+        return agent.update(state, rollout, jax.random.key(0))[1]["policy/rho"].result()
+
+    run = experience.on_devices(mean_rho, 1, (experience.REPLICATED,) * 2)
+    timestep = jax.tree.map(lambda x: x[:-1], _inputs(agent, learner, rollout))
+    output, _ = jax.jit(agent.net.unroll)(learner.target, rollout.actor_state.core, timestep)
+    mask = timestep.observation["action_mask"]
+    log_prob = agent.action_head.log_prob(output.policy, mask, rollout.extras.raw)
+    rho = np.minimum(np.exp(0.5 * (log_prob - rollout.extras.log_prob)), 5.0)
+    expected = np.mean(rho, where=~timestep.last())
+    assert abs(expected - 1.0) > 0.02
+    np.testing.assert_allclose(jax.jit(run)(learner, rollout), expected, rtol=1e-4)
+
+
 def test_initial_values_of_the_lagrangian():
     agent, _ = contract.AGENTS["vmpo"]()
     agent = dataclasses.replace(agent, initial_temperature=0.5)
