@@ -145,8 +145,8 @@ def test_a_resumed_run_announces_changes_and_keeps_the_earlier_configuration(
     result = run(_HERE, "--run_dir", path, "--resume", *words)
     assert result.returncode == 0, result.stderr
     assert re.findall("changed: (.*)", result.stdout) == [
-        "Experiment.total_steps: 2560 -> 2624",
         "Experiment.keep_best: default -> 2",
+        "Experiment.total_steps: 2560 -> 2624",
     ]
     assert (path / "config.2560.gin").read_bytes() == (reference / "config.gin").read_bytes()
     assert "Experiment.keep_best = 2" in (path / "config.gin").read_text()
