@@ -258,10 +258,8 @@ def _write(program: Program, about: dict[str, Any], out: pathlib.Path) -> None:
         provenance = summary.provenance()
         about |= {name: provenance[name] for name in ("versions", "commit")}
         file.writestr("policy.json", json.dumps(about, indent=2))
-    try:
+    with errors.file_errors(f"write '{out}'"):
         out.write_bytes(archive.getvalue())
-    except OSError as error:
-        raise errors.UserError(f"cannot write '{out}': {error.strerror}") from error
     arguments = ["state", *trees.leaves({"observation": kept.observation}), "first"]
     arguments += ["reward"] if about["reads_reward"] else []
     size = parallel.readable_bytes(out.stat().st_size)
