@@ -228,7 +228,9 @@ class SAC(replay.ReplayAgent):
         action = action.reshape(-1, *action.shape[2:])  # [R, ...]
         input_tm1, input_t = self._policy_inputs(params.critic, timestep, sample)
         frozen, input_t = jax.lax.stop_gradient((params, input_t))
-        _, target_input_t = self._policy_inputs(context.target, timestep, sample)
+        target_input_t = input_t
+        if self.net.is_recurrent:  # target parameters have their own memory
+            _, target_input_t = self._policy_inputs(context.target, timestep, sample)
         alpha = jnp.exp(frozen.log_temperature)
         soft_value = self._soft_value(frozen, context.target, input_t, target_input_t)
         td_target = self.targets(timestep, soft_value)

@@ -185,10 +185,8 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
         normalize_observations=True,
         priority_exponent=0.6,
     ),
-    "sac_discrete_attention": lambda: _SAC_RECURRENT(
-        functools.partial(
-            _tiny_sac_network, core=cores.Stack(cores.Attention(8, num_heads=2, window=6))
-        ),
+    "sac_discrete_lstm": lambda: _SAC_RECURRENT(
+        functools.partial(_tiny_sac_network, core=cores.LSTM(8))
     ),
     "muzero": lambda: case(
         muzero.MuZero,

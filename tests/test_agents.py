@@ -34,7 +34,7 @@ SLOW = {
     "anakin": ("ppo_scaled", "impala", "vmpo_continuous", "rainbow", "pqn_gru", "r2d2", "sac_gru"),
     "sebulba": ("ppo", "dqn", "ppo_gru_frames", "impala_lstm", "vmpo", "pqn", "sac_discrete"),
 }
-SLOW["sebulba"] += ("ppo_asymmetric", "sac_discrete_attention")
+SLOW["sebulba"] += ("ppo_asymmetric", "sac_discrete_lstm")
 # Numbers of devices besides four. `test_parity` compares Sebulba on one with Anakin on four.
 NUM_DEVICES = {
     ("ppo", "anakin"): (1, 2),
@@ -44,7 +44,7 @@ NUM_DEVICES = {
     ("dqn", "sebulba"): (2,),
     ("r2d2", "anakin"): (1,),
     ("sac_gru", "anakin"): (2,),
-    ("sac_discrete_attention", "sebulba"): (2,),
+    ("sac_discrete_lstm", "sebulba"): (2,),
     ("muzero", "anakin"): (1,),
 }
 
