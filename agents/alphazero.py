@@ -21,13 +21,7 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from agents import (
-    networks,
-    optimization,
-    options,
-    planning,
-    replay,
-)
+from agents import networks, optimization, options, planning, replay
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from podracers import environment, errors, types
@@ -83,10 +77,6 @@ class AlphaZero(planning.SearchAgent):
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns `()`."""
         return ()
-
-    def actor_params(self, learner):
-        """Returns the parameters, the statistics of the observations, and the temperature."""
-        return planning.actor_params(self, learner)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Searches for each stream; in evaluation without any noise."""

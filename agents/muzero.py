@@ -19,13 +19,7 @@ import jax.numpy as jnp
 import mctx
 import optax
 
-from agents import (
-    networks,
-    optimization,
-    options,
-    planning,
-    replay,
-)
+from agents import networks, optimization, options, planning, replay
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from podracers import errors, types
@@ -93,10 +87,6 @@ class MuZero(planning.SearchAgent):
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores of `B` streams: their latest frames if the network stacks frames."""
         return self.net.representation.initial_core(env_id.shape[0])
-
-    def actor_params(self, learner):
-        """Returns the parameters, the statistics of the observations, and the temperature."""
-        return planning.actor_params(self, learner)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Searches for each stream; in evaluation without any noise."""

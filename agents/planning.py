@@ -34,6 +34,14 @@ from agents import categorical, optimization, options, replay, returns, tree_sea
 from podracers import types
 
 
+class ActorParams(NamedTuple):
+    """The part of the learner that acting needs."""
+
+    params: types.PyTree
+    normalizer: Any
+    temperature: jax.Array  # float32, 0 for the best action
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class SearchAgent(replay.ReplayAgent):
     """Options of agents with tree search; `replay.ReplayAgent` describes others.
@@ -77,13 +85,12 @@ class SearchAgent(replay.ReplayAgent):
     def _search(self) -> tree_search.Search:
         return options.make(self, "search")
 
-
-class ActorParams(NamedTuple):
-    """The part of the learner that acting needs."""
-
-    params: types.PyTree
-    normalizer: Any
-    temperature: jax.Array  # float32, 0 for the best action
+    def actor_params(self, learner: optimization.Learner) -> ActorParams:
+        """Returns the parameters, the statistics of the observations, and the temperature."""
+        temperature = optimization.annealed(
+            self.temperature, self.final_temperature, self.temperature_steps, learner.agent_steps
+        )
+        return ActorParams(learner.params, learner.normalizer, temperature)
 
 
 class Extras(NamedTuple):
@@ -142,14 +149,6 @@ def targets(
         value_weight=value_weight,
         reward_weight=value_weight[:-1],
     )
-
-
-def actor_params(agent: Any, learner: optimization.Learner) -> ActorParams:
-    """Returns the parameters, the statistics of the observations, and the temperature."""
-    temperature = optimization.annealed(
-        agent.temperature, agent.final_temperature, agent.temperature_steps, learner.agent_steps
-    )
-    return ActorParams(learner.params, learner.normalizer, temperature)
 
 
 def root(

@@ -223,15 +223,6 @@ class Replay:
             )
         return each
 
-    def updates_to_learn(self, num_envs: int, rollout_length: int) -> int:
-        """Returns the number of updates up to the first with a gradient step."""
-        steps = max(self.sequence_length, -(-self.min_size // num_envs))  # agent steps of a stream
-        filled = -(-steps // rollout_length)
-        each = self._steps_per_update(num_envs * rollout_length)
-        # `floor(each * n)` gradient steps would follow `n` updates, without a wait.
-        due = math.ceil((math.floor(each * (filled - 1)) + 1) / each)
-        return max(filled, due)
-
     def check_run(
         self, agent: options.Optimized, num_envs: int, rollout_length: int, num_updates: int
     ) -> None:
@@ -244,7 +235,12 @@ class Replay:
           num_updates: updates of the run.
         """
         name, collected = type(agent).__name__, num_envs * rollout_length
-        begin = collected * self.updates_to_learn(num_envs, rollout_length)
+        steps = max(self.sequence_length, -(-self.min_size // num_envs))  # agent steps of a stream
+        filled = -(-steps // rollout_length)  # updates
+        each = self._steps_per_update(collected)
+        # `floor(each * n)` gradient steps would follow `n` updates, without a wait.
+        due = math.ceil((math.floor(each * (filled - 1)) + 1) / each)
+        begin = collected * max(filled, due)  # agent steps before the first gradient step
         limits: dict[str, tuple[float, int]] = {
             "Experiment.total_steps": (num_updates * collected, begin)
         }
@@ -332,7 +328,10 @@ class Replay:
         shard = jnp.repeat(jnp.arange(shards), each)  # [N]
         if self.priority_exponent:
             index, probability = sum_tree.draw(memory.priorities, shard, draw_keys)
-            weight = self._weight(memory, probability * local, importance_exponent)
+            count = self._starts(memory)[1].astype(jnp.float32)
+            power = self.importance_exponent if importance_exponent is None else importance_exponent
+            weight = (count * (probability * local)) ** -power
+            weight /= jax.lax.pmax(jnp.max(weight), parallel.AXIS)  # at most 1 in the global batch
         else:
             index = jax.vmap(lambda k: self._uniform(memory, local, k))(draw_keys)
             weight = jnp.ones(index.shape)
@@ -343,13 +342,7 @@ class Replay:
         return Sample(rollout, Item(shard, index), weight, sample_keys)
 
     @_scope
-    def update_priorities(
-        self,
-        memory: Memory,
-        item: Item,
-        priority: jax.Array | None,
-        exists: jax.Array | bool = True,
-    ) -> Memory:
+    def update_priorities(self, memory: Memory, item: Item, priority: jax.Array | None) -> Memory:
         """Gives sequences new priorities; does nothing where draws are uniform.
 
         Args:
@@ -358,7 +351,6 @@ class Replay:
           priority: float32 of the same shape, usually absolute TD errors; negative for sequences
             without anything to learn, which are not drawn again: their importance weights would be
             the largest, and scale down all others. None where draws are uniform.
-          exists: bool that broadcasts to it; false for items that must never be drawn.
         """
         if not self.priority_exponent:
             return memory
@@ -366,7 +358,7 @@ class Replay:
             raise errors.UserError("prioritised replay: expected LossOutput.priority [N], got None")
         # Above zero, so that it can be drawn again; finite, so that others can be drawn.
         value = jnp.clip(priority, 1e-6, 1e6) ** self.priority_exponent
-        value = jnp.where(exists & (priority >= 0.0), value, 0.0)
+        value = jnp.where(priority >= 0.0, value, 0.0)
         highest = jax.lax.pmax(jnp.max(value), parallel.AXIS)
         memory = memory._replace(highest=jnp.maximum(memory.highest, highest))
         return self._set(memory, item, value)
@@ -397,8 +389,8 @@ class Replay:
         priority = priority_fn(recent)
         if priority is None:
             return memory
-        item, exists = self._items(memory, starts), starts[:, None] >= 0
-        return self.update_priorities(memory, item, priority, exists)
+        priority = jnp.where(starts[:, None] >= 0, priority, -1.0)  # from the start of the run on
+        return self.update_priorities(memory, self._items(memory, starts), priority)
 
     def _deal(self, streams: int) -> tuple[int, int]:
         """Returns the number of shards of this device, and of streams in each."""
@@ -440,21 +432,6 @@ class Replay:
         stream = jax.random.randint(stream_key, (), 0, local)
         start = time % ring_buffer.capacity(memory.ring) // period  # number in the ring
         return start * local + stream
-
-    def _weight(
-        self, memory: Memory, probability: jax.Array, exponent: jax.Array | None
-    ) -> jax.Array:
-        """Returns importance weights `[N]`, scaled to a largest of 1 in the global batch.
-
-        Args:
-          memory: the replay of this device.
-          probability: `[N]`, relative to a uniform draw of the stream.
-          exponent: exponent of the weights; None for the option.
-        """
-        power = self.importance_exponent if exponent is None else exponent
-        count = self._starts(memory)[1].astype(jnp.float32)
-        weight = (count * probability) ** -power
-        return weight / jax.lax.pmax(jnp.max(weight), parallel.AXIS)
 
     def _set(self, memory: Memory, item: Item, value: jax.Array) -> Memory:
         shard, index, value = (x.reshape(-1) for x in (item.shard, item.index, value))

@@ -81,25 +81,13 @@ class Brax(adaptors.Adaptor):
         steps = state.steps + 1
         terminated = (inner.done > 0.0) | ~whole | ~reward_whole
         truncated = steps >= self.episode_length
-        metrics = self._reduce(inner.metrics, state.metrics, steps)
+        metrics = {}
+        for name, reduction in self.metrics.items():
+            so_far, (number, _) = state.metrics[name], _finite(inner.metrics[name])
+            metrics[name] = episode_metrics.reduce(reduction, so_far, number, state.steps, jnp)
         return adaptors.CountedState(inner, steps, metrics), types.transition(
             observation, reward, terminated, truncated, metrics
         )
-
-    def _reduce(self, numbers: Mapping, so_far: Mapping, steps: jax.Array) -> dict[str, jax.Array]:
-        """Returns the metrics of an episode after its `steps`-th step, which had `numbers`."""
-        metrics = {}
-        for name, reduction in self.metrics.items():
-            number, before = _finite(numbers[name])[0], so_far[name]
-            match reduction:
-                case "max":
-                    number = jnp.where(steps > 1, jnp.maximum(before, number), number)
-                case "mean":
-                    number = before + (number - before) / steps
-                case "sum":
-                    number += before
-            metrics[name] = number
-        return metrics
 
     def _advance(self, inner: Any, action: jax.Array) -> Any:
         return self._built.step(inner, action)

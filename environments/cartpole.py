@@ -111,16 +111,16 @@ class CartPole:
     def render(self, state: State) -> np.ndarray:
         """Draws cart, pole and track, uint8 `[height, width, 3]`."""
         height, width, scale = 240, 400, 72.0  # pixels, pixels, pixels per metre
-        image = rendering.canvas(height, width)
+        image = rendering.Canvas(height, width)
         ground = 190.0
         x = width / 2 + scale * float(state.position)
         angle = float(state.angle)
         joint, pole = (x, ground - 14), 2 * scale * self.half_length
         tip = (joint[0] + pole * math.sin(angle), joint[1] - pole * math.cos(angle))
-        rendering.capsule(image, (0, ground + 10), (width, ground + 10), 1.5, rendering.INK)
-        rendering.box(image, (x, ground - 6), (64, 26), rendering.BLUE, corner=6)
+        image.capsule((0, ground + 10), (width, ground + 10), 1.5, rendering.INK)
+        image.box((x, ground - 6), (64, 26), rendering.BLUE, corner=6)
         for wheel in (x - 20, x + 20):
-            rendering.disc(image, (wheel, ground + 5), 5.5, rendering.INK)
-        rendering.capsule(image, joint, tip, 5.0, rendering.ORANGE)
-        rendering.disc(image, joint, 3.0, rendering.INK)
-        return rendering.finish(image)
+            image.disc((wheel, ground + 5), 5.5, rendering.INK)
+        image.capsule(joint, tip, 5.0, rendering.ORANGE)
+        image.disc(joint, 3.0, rendering.INK)
+        return image.finish()

@@ -84,9 +84,9 @@ class Catch:
         image, side = rendering.board(self.rows, self.columns, min_side=200)
         paddle = rendering.cell_centre(self.rows - 1, int(state.paddle_column), side)
         ball = rendering.cell_centre(int(state.ball_row), int(state.ball_column), side)
-        rendering.box(image, paddle, (side * 0.86, side * 0.86), rendering.BLUE, side * 0.18)
-        rendering.disc(image, ball, side * 0.3, rendering.ORANGE)
-        return rendering.finish(image)
+        image.box(paddle, (side * 0.86, side * 0.86), rendering.BLUE, side * 0.18)
+        image.disc(ball, side * 0.3, rendering.ORANGE)
+        return image.finish()
 
     def _observe(self, state: State) -> jax.Array:
         """Returns the image, float32 `[rows, columns, 1]`."""

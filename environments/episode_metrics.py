@@ -20,6 +20,22 @@ def check(name: str, reductions: Mapping[str, str]) -> None:
         errors.require_known(f"{name}['{entry}']: got", reduction, REDUCTIONS)
 
 
+def reduce(reduction: str, so_far: Any, number: Any, count: Any, xp: Any = np) -> Any:
+    """Returns a number of an episode after a step, by one of `REDUCTIONS`.
+
+    `so_far` is that of the `count` steps before, `number` that of the step, and `xp` is `numpy` or
+    `jax.numpy`.
+    """
+    match reduction:
+        case "max":
+            return xp.where(count > 0, xp.maximum(so_far, number), number)
+        case "mean":
+            return so_far + (number - so_far) / (count + 1)
+        case "sum":
+            return so_far + number
+    return number
+
+
 class EpisodeMetrics:
     """Reduces the entries of `info` over the steps of the running episodes of `B` streams.
 
@@ -44,21 +60,9 @@ class EpisodeMetrics:
     def add(self, name: str, value: Any, rows: Any) -> None:
         """Adds an entry of one step, `[N]`, of the streams `rows`, a mask `[B]` or an index."""
         so_far, count = self._values[name][rows], self._counts[name][rows]
-        match self._reductions[name]:
-            case "max":
-                value = np.where(count > 0, np.maximum(so_far, value), value)
-            case "mean" | "sum":
-                value = so_far + value
-        self._values[name][rows] = value
+        self._values[name][rows] = reduce(self._reductions[name], so_far, value, count)
         self._counts[name][rows] += 1
 
     def read(self) -> dict[str, np.ndarray]:
         """Returns the numbers of the episodes so far by name, new float32 arrays `[B]`."""
-        return {
-            name: (
-                self._values[name] / np.maximum(self._counts[name], 1)
-                if reduction == "mean"
-                else self._values[name]
-            ).astype(np.float32)
-            for name, reduction in self._reductions.items()
-        }
+        return {name: values.astype(np.float32) for name, values in self._values.items()}

@@ -99,12 +99,12 @@ class GridWorld:
         image, side = rendering.board(self.rows, self.columns)
         for row, column in np.argwhere(np.asarray(state.walls)):
             centre = rendering.cell_centre(row, column, side)
-            rendering.box(image, centre, (side, side), rendering.INK)
+            image.box(centre, (side, side), rendering.INK)
         goal = rendering.cell_centre(int(state.goal[0]), int(state.goal[1]), side)
         agent = rendering.cell_centre(int(state.agent[0]), int(state.agent[1]), side)
-        rendering.box(image, goal, (side * 0.8, side * 0.8), rendering.GREEN, side * 0.15)
-        rendering.disc(image, agent, side * 0.32, rendering.ORANGE)
-        return rendering.finish(image)
+        image.box(goal, (side * 0.8, side * 0.8), rendering.GREEN, side * 0.15)
+        image.disc(agent, side * 0.32, rendering.ORANGE)
+        return image.finish()
 
     def _random_path(self, start: jax.Array, goal: jax.Array, key: jax.Array) -> jax.Array:
         """Returns the cells of a shortest path, its turns random: `[H, W]` bool, ends included."""

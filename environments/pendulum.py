@@ -96,18 +96,18 @@ class Pendulum:
     def render(self, state: State) -> np.ndarray:
         """Draws the rod, and the torque as an arc, uint8 `[height, width, 3]`."""
         side, length = 240, 80.0  # pixels
-        image = rendering.canvas(side, side)
+        image = rendering.Canvas(side, side)
         middle = side / 2
         angle, torque = float(state.angle), float(state.torque)
-        rendering.disc(image, (middle, middle), length + 22, rendering.LINE)
-        rendering.disc(image, (middle, middle), length + 20, rendering.PAPER)
+        image.disc((middle, middle), length + 22, rendering.LINE)
+        image.disc((middle, middle), length + 20, rendering.PAPER)
         # The angle grows counter-clockwise, and the picture's y axis points down.
         tip = (middle - length * math.sin(angle), middle - length * math.cos(angle))
         colour = rendering.GREEN if math.cos(angle) > 0.95 else rendering.ORANGE
-        rendering.capsule(image, (middle, middle), tip, 9.0, colour)
+        image.capsule((middle, middle), tip, 9.0, colour)
         sweep = np.linspace(0.0, torque / MAX_TORQUE * (math.pi / 2), 16)
         for turn in sweep if abs(torque) > 0.05 else ():
             dot = (middle - 34 * math.sin(turn), middle - 34 * math.cos(turn))
-            rendering.disc(image, dot, 2.5, rendering.BLUE)
-        rendering.disc(image, (middle, middle), 5.0, rendering.INK)
-        return rendering.finish(image)
+            image.disc(dot, 2.5, rendering.BLUE)
+        image.disc((middle, middle), 5.0, rendering.INK)
+        return image.finish()

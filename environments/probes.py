@@ -37,6 +37,7 @@ class Probe:
     length: int = dataclasses.field(default=1, init=False)  # steps of an episode; an option of some
     num_cues: ClassVar[int] = 1
     min_length: ClassVar[int] = 1
+    metrics: ClassVar[tuple[str, ...]] = ()
     truncates: ClassVar[bool] = False  # truncation ends episodes, not termination
     action: ClassVar[specs.BoundedArray] = specs.DiscreteArray(2)
 
@@ -49,7 +50,7 @@ class Probe:
             lambda leaf: specs.Array(leaf.shape[1:], leaf.dtype), self.observations()
         )
         return environment.EnvironmentSpec(
-            type(self).__name__, observation, self.action, max_episode_steps=self.length
+            type(self).__name__, observation, self.action, self.length, metrics=self.metrics
         )
 
     @property
@@ -58,8 +59,11 @@ class Probe:
         return float(np.mean(self.value(gamma=1.0)))
 
     def observations(self) -> types.PyTree:
-        """Returns the observations whose values are known, NumPy `[N, ...]` leaves."""
-        return np.ones((1, 1), np.float32)
+        """Returns the observations whose values are known, NumPy `[N, ...]` leaves.
+
+        By default they are both signs of two cues, `[2, 1]`, else a constant.
+        """
+        return _SIGNS if self.num_cues == 2 else np.ones((1, 1), np.float32)
 
     def value(self, gamma: float) -> np.ndarray:
         """Returns the value of each observation under the best policy, float32 `[N]`."""
@@ -69,15 +73,18 @@ class Probe:
         """Samples a cue."""
         cue = jax.random.randint(key, (), 0, self.num_cues, jnp.int32)
         state = State(cue, jnp.zeros((), jnp.int32))
-        return state, types.restart(self._observe(state))
+        metrics = dict.fromkeys(self.metrics, 0.0)
+        return state, types.restart(self._observe(state), metrics)
 
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
-        """Advances the time and rewards the action."""
+        """Advances the time, rewards the action, and reports it."""
         state = state._replace(time=state.time + 1)
         done = state.time >= self.length
         terminated, truncated = (False, done) if self.truncates else (done, False)
-        reward = self._reward(state, jnp.asarray(action))
-        return state, types.transition(self._observe(state), reward, terminated, truncated)
+        action = jnp.asarray(action)
+        reward, metrics = self._reward(state, action), self._metrics(state, action)
+        observation = self._observe(state)
+        return state, types.transition(observation, reward, terminated, truncated, metrics)
 
     def _observe(self, state: State) -> types.PyTree:
         """Returns the observation in a state; by default that of its cue."""
@@ -86,6 +93,10 @@ class Probe:
     def _reward(self, state: State, action: jax.Array) -> jax.Array | float:
         """Returns the reward of the action that led to `state`; 1 by default."""
         return 1.0
+
+    def _metrics(self, state: State, action: jax.Array) -> dict[str, jax.Array]:
+        """Returns the numbers of the action that led to `state`, by the names of `metrics`."""
+        return {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -98,10 +109,6 @@ class ObservationReward(Probe):
     """The observation is -1 or 1, and so is the reward: does the value use the observation?"""
 
     num_cues = 2
-
-    def observations(self) -> np.ndarray:
-        """Both signs, `[2, 1]`."""
-        return _SIGNS
 
     def value(self, gamma: float) -> np.ndarray:
         """The reward, equal to the observation, `[2]`."""
@@ -127,10 +134,6 @@ class ObservationActionReward(Probe):
     """
 
     num_cues = 2
-
-    def observations(self) -> np.ndarray:
-        """Both signs, `[2, 1]`."""
-        return _SIGNS
 
     def _reward(self, state: State, action: jax.Array) -> jax.Array:
         return jnp.where(action == state.cue, 1.0, -1.0)
@@ -258,10 +261,6 @@ class ContinuousReward(Probe):
         """The best action for each cue, `[2, 2]`."""
         return np.array([[-0.5, 2.5], [0.25, 1.5]], np.float32)
 
-    def observations(self) -> np.ndarray:
-        """Both signs, `[2, 1]`."""
-        return _SIGNS
-
     def _reward(self, state: State, action: jax.Array) -> jax.Array:
         return 1.0 - jnp.sum((action - jnp.asarray(self.targets())[state.cue]) ** 2)
 
@@ -339,6 +338,10 @@ class Bandit(Probe):
     min_length = 2
     return_without_inputs = 0.0
 
+    def observations(self) -> np.ndarray:
+        """A constant, `[1, 1]`."""
+        return np.ones((1, 1), np.float32)
+
     def value(self, gamma: float) -> np.ndarray:
         """The value at the start, `[1]`: all but the first reward, discounted."""
         return np.array([sum(gamma**time for time in range(1, self.length))], np.float32)
@@ -364,31 +367,14 @@ class Reporting(Probe):
 
     length: int = 3
     num_cues = 2
-
-    @property
-    def spec(self) -> environment.EnvironmentSpec:
-        """That of a probe, with the metrics."""
-        return dataclasses.replace(super().spec, metrics=("success", "cue"))
-
-    def observations(self) -> np.ndarray:
-        """Both signs, `[2, 1]`."""
-        return _SIGNS
+    metrics = ("success", "cue")
 
     def value(self, gamma: float) -> np.ndarray:
         """The value at the start, `[2]`: the reward is `length` steps away."""
         return np.full(2, gamma ** (self.length - 1), np.float32)
 
-    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Samples a cue."""
-        state, timestep = super().reset(key)
-        return state, types.restart(timestep.observation, {"success": 0.0, "cue": state.cue})
-
-    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
-        """Advances the time; rewards and reports the action."""
-        state, timestep = super().step(state, action)
-        success = jnp.asarray(action == state.cue, jnp.float32)
-        metrics = {"success": success, "cue": state.cue.astype(jnp.float32)}
-        return state, timestep._replace(metrics=metrics)
-
     def _reward(self, state: State, action: jax.Array) -> jax.Array:
         return (action == state.cue) & (state.time >= self.length)
+
+    def _metrics(self, state: State, action: jax.Array) -> dict[str, jax.Array]:
+        return {"success": action == state.cue, "cue": state.cue}

@@ -53,6 +53,7 @@ class Randomized(wrappers.Wrapper):
 
     ranges: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     observe: bool = False
+    has_state = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -127,9 +128,6 @@ class Randomized(wrappers.Wrapper):
         if not self.observe:
             return observation
         return wrappers.with_part(observation, FACTORS, factors)
-
-    def _inner(self, state: State) -> Any:
-        return state.inner
 
 
 def _parameters(inner: Any) -> dict[str, Any]:

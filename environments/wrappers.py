@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ class Wrapper:
 
     environment: environment.Environment | Callable[[], environment.Environment]
     inner: environment.Environment = dataclasses.field(init=False, repr=False)  # the instance
+    # Whether states have a field `inner`, the state of the inner environment, instead of being it.
+    has_state: ClassVar[bool] = False
 
     def __post_init__(self):
         errors.require_types(self)
@@ -73,17 +75,13 @@ class Wrapper:
         """Draws a state; the attribute is absent if the inner environment has none."""
         inner: Any = self.inner
         draw = inner.render
-        return lambda state: draw(self._inner(state))
+        return lambda state: draw(state.inner if self.has_state else state)
 
     @property
     def evaluation_environment(self) -> "Wrapper":
         """This wrapper around the environment of evaluations; absent if the inner one has none."""
         inner: Any = self.inner
         return dataclasses.replace(self, environment=inner.evaluation_environment)
-
-    def _inner(self, state: Any) -> Any:
-        """Returns the inner environment's part of a state."""
-        return state
 
 
 class TimeLimitState(NamedTuple):
@@ -104,6 +102,7 @@ class TimeLimit(Wrapper):
     """
 
     max_episode_steps: int = 1000
+    has_state = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -131,9 +130,6 @@ class TimeLimit(Wrapper):
         step_type = jnp.where(last, types.LAST, timestep.step_type).astype(jnp.int8)
         return TimeLimitState(inner, time), timestep._replace(step_type=step_type)
 
-    def _inner(self, state: TimeLimitState) -> Any:
-        return state.inner
-
 
 class StickyActionsState(NamedTuple):
     """The state of the inner environment, and what the next step may repeat."""
@@ -157,6 +153,7 @@ class StickyActions(Wrapper):
     """
 
     repeat_probability: float = 0.1
+    has_state = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -187,9 +184,6 @@ class StickyActions(Wrapper):
         action = jnp.where(repeated, state.action, action).astype(state.action.dtype)
         inner, timestep = self.inner.step(state.inner, action)
         return StickyActionsState(inner, action, key), timestep
-
-    def _inner(self, state: StickyActionsState) -> Any:
-        return state.inner
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

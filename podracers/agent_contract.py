@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracers import agent as agent_lib
-from podracers import anakin, contract, environment, errors, parallel, types
+from podracers import anakin, contract, environment, errors, parallel, trees, types
 
 _MAX_UPDATES = 100
 _ROUNDING = 1e-6  # relative
@@ -116,9 +116,8 @@ def check_agent(
 
 def _floats(learner: types.PyTree) -> dict[str, np.ndarray]:
     """Returns the floating leaves by path, on the host."""
-    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(learner))
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf, np.float64)
-        for path, leaf in leaves
+        name: np.asarray(leaf, np.float64)
+        for name, leaf in trees.leaves(jax.device_get(learner)).items()
         if jnp.issubdtype(leaf.dtype, jnp.floating)
     }

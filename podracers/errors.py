@@ -1,6 +1,7 @@
 """Exceptions of a run that ends early, checks of options, and parts of messages."""
 
 import collections.abc
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -11,7 +12,7 @@ import sysconfig
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from typing_extensions import TypeIs
@@ -31,6 +32,16 @@ class RunFailure(RuntimeError):
     """A failure of a run whose configuration is valid. Exit code 1."""
 
     exit_code = 1
+
+
+@contextlib.contextmanager
+def file_errors(action: str) -> Iterator[None]:
+    """Raises a `UserError`, "cannot `action`" with the cause, where a file of the user fails."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot {action}: {cause}") from error
 
 
 def require_count(part: Any, *names: str, least: int = 1, most: int = INT32_MAX) -> None:

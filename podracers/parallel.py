@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from podracers import errors, types
+from podracers import errors, trees, types
 
 AXIS = "data"
 _MAX_JOINED_SIZE = 2**16  # elements of a leaf; copying larger ones costs more than it saves
@@ -99,9 +99,8 @@ def check_leading_axis(memory: types.PyTree) -> types.PyTree:
     Raises:
       errors.UserError: a leaf has no axis.
     """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(memory):
+    for name, leaf in trees.leaves(memory).items():
         if leaf.ndim == 0:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise errors.UserError(f"init_memory: '{name}' is a scalar: give it the shape (1,)")
     return memory
 
@@ -197,12 +196,11 @@ def unequal_replicas(tree: types.PyTree) -> str | None:
       tree: leaves; those that are not replicated over a mesh of `make_mesh` are left out.
     """
     replicated = collections.defaultdict(list)  # paths and leaves by mesh
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    for name, leaf in trees.leaves(tree).items():
         sharding = getattr(leaf, "sharding", None)
         mesh = sharding.mesh if isinstance(sharding, jax.sharding.NamedSharding) else None
         is_own = mesh is not None and mesh.axis_names == (AXIS,) and mesh.size > 1
         if is_own and leaf.is_fully_replicated:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
             replicated[mesh].append((name, leaf))
     paths = []
     for mesh, pairs in replicated.items():

@@ -1,4 +1,4 @@
-"""Shapes and dtypes of pytrees, in a form that files hold and people read."""
+"""Leaves of pytrees by name; their shapes and dtypes in a form that files hold and people read."""
 
 from typing import Any
 
@@ -9,35 +9,36 @@ import numpy as np
 from podracers import types
 
 
+def name(path: tuple) -> str:
+    """Returns a leaf's name for its path in a tree, such as `learner/params/kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def leaves(tree: types.PyTree) -> dict[str, Any]:
+    """Returns the leaves of a tree by name."""
+    return {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def structure(tree: types.PyTree) -> list[list[Any]]:
-    """Returns `[path, shape, dtype]` of every leaf, as JSON can hold it."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    """Returns `[name, shape, dtype]` of every leaf, as JSON can hold it."""
     return [
-        [
-            _name(path),
-            list(np.shape(leaf)),
-            str(leaf.dtype) if hasattr(leaf, "dtype") else type(leaf).__name__,
-        ]
-        for path, leaf in leaves
+        [path, list(np.shape(leaf)), str(getattr(leaf, "dtype", type(leaf).__name__))]
+        for path, leaf in leaves(tree).items()
     ]
 
 
 def arranged(tree: types.PyTree, like: types.PyTree) -> types.PyTree:
-    """Returns the leaves of a tree, by path, in the containers of `like`, also in empty ones.
+    """Returns the leaves of a tree, by name, in the containers of `like`, also in empty ones.
 
     Leaves that the tree lacks are zeros.
     """
-    leaves = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    found = leaves(tree)
 
     def leaf_at(path: tuple, like: Any) -> Any:
-        name = _name(path)
-        return leaves[name] if name in leaves else jnp.zeros(like.shape, like.dtype)
+        known = name(path) in found
+        return found[name(path)] if known else jnp.zeros(like.shape, like.dtype)
 
     return jax.tree_util.tree_map_with_path(leaf_at, like)
-
-
-def _name(path: tuple) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def differences(found: list[list[Any]], expected: list[list[Any]]) -> list[str]:

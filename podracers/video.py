@@ -71,9 +71,6 @@ def save(
     """
     first, *rest = (Image.fromarray(frame) for frame in frames)
     durations = [round(1000.0 / frames_per_second)] * len(rest) + [1000]  # milliseconds
-    try:
-        first.save(
-            path, save_all=True, append_images=rest, duration=durations, loop=0, format="GIF"
-        )
-    except OSError as error:
-        raise errors.UserError(f"cannot write the video '{path}': {error.strerror}") from error
+    options = {"append_images": rest, "duration": durations, "loop": 0, "format": "GIF"}
+    with errors.file_errors(f"write the video '{path}'"):
+        first.save(path, save_all=True, **options)

@@ -14,7 +14,8 @@ LAYERS = {
     "podracers": (
         ("errors", "keys"),
         ("precision", "types"),
-        ("agent", "parallel", "trees"),
+        ("trees",),
+        ("agent", "parallel"),
         ("environment", "population"),
         ("metrics", "supervision", "tasks", "video"),
         ("contract", "hosts", "runner", "unroll"),

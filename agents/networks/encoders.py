@@ -158,9 +158,7 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, observation):
         """Returns features `[N, hidden_sizes[-1]]`."""
-        if self.activation not in _ACTIVATIONS:
-            near = errors.nearest(self.activation, _ACTIVATIONS)
-            raise errors.UserError(f"no activation '{self.activation}'{near}")
+        errors.require_known("no activation", self.activation, _ACTIVATIONS)
         activation = getattr(jax.nn, self.activation)
         features = _as_vector(observation)
         return layers.mlp(features, self.hidden_sizes, activation, layer_norm=self.layer_norm)
@@ -354,9 +352,7 @@ class OneHot(nn.Module):
         leaves = jax.tree_util.tree_leaves_with_path(observation)
         names = {getattr(key, "key", "") for path, _ in leaves for key in path}
         for name in self.ignored:
-            if name not in names:
-                near = errors.nearest(name, names)
-                raise errors.UserError(f"OneHot.ignored: no '{name}' in the observation{near}")
+            errors.require_known("OneHot.ignored: the observation has no", name, names)
         observation = _without(observation, self.ignored)
         places, others = _split_places(observation)
         image, _ = split_image(others)

@@ -18,7 +18,7 @@ from typing_extensions import Buffer
 from podracers import errors
 from podracers.hosts import peers, processes
 from podracers.supervision import pipeline, watchdog
-from podracers.training import config
+from podracers.training import gin_names
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
             option, value, *_ = [*message.replace("=", " ").split()[2:], "VALUE"]
             begun = os.path.join(getattr(arguments, "run_dir", None) or "", "config.gin")
             files = arguments.gin_file or [begun if os.path.isfile(begun) else "gin/runners.gin"]
-            names = config.bound_names(files)
+            names = gin_names.bound_names(files)
             # A macro precedes a parameter of the same name.
             known = {x.rpartition(".")[2].lower(): x for x in sorted(names, key=str.isupper)}
             for near in difflib.get_close_matches(option.strip("-").lower(), known, 1):
@@ -85,7 +85,7 @@ def runner_file(name: str) -> str:
     """
     if name.endswith(".gin"):
         return name
-    known = [file.stem for file in (config.SHIPPED / "gin" / "runners").glob("*.gin")]
+    known = [file.stem for file in (gin_names.SHIPPED / "gin" / "runners").glob("*.gin")]
     errors.require_known("there is no runner", name, known)
     return f"gin/runners/{name}.gin"
 

@@ -27,7 +27,7 @@ import numpy as np
 from dm_env import specs
 
 from podracers import agent as agent_lib
-from podracers import environment, errors, parallel, population, precision, types
+from podracers import environment, errors, parallel, population, precision, trees, types
 from podracers.commands import command_line
 from podracers.training import summary, trained
 
@@ -119,7 +119,7 @@ class Program:
         env_id = jnp.arange(seed.shape[0], dtype=jnp.int32)
         key = jax.random.key_data(jax.vmap(jax.random.key)(seed))
         actor_state = self.agent.init_actor(env_id, seed.shape[0], True)
-        return _leaves({"actor": actor_state, "key": key})
+        return trees.leaves({"actor": actor_state, "key": key})
 
     def act(self, arguments: Arguments) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Returns the actions `[B, ...]` of the environment, and the state after them."""
@@ -129,7 +129,7 @@ class Program:
         timestep = types.TimeStep(observation, reward, jnp.ones_like(reward), step_type)
         template = jax.eval_shape(lambda: self.agent.init_actor(jnp.arange(1), 1, True))
         actor_state = jax.tree_util.tree_map_with_path(
-            lambda path, _: state[_name((jax.tree_util.DictKey("actor"), *path))], template
+            lambda path, _: state[trees.name((jax.tree_util.DictKey("actor"), *path))], template
         )
         # A barrier keeps XLA from folding constants, which rounds otherwise than the agent does.
         params = jax.tree.map(jax.lax.optimization_barrier, self.params)
@@ -137,7 +137,7 @@ class Program:
             action, actor_state, _ = self.agent.act(
                 params, actor_state, timestep, keys[:, 1], evaluation=True
             )
-        return action, _leaves({"actor": actor_state, "key": jax.random.key_data(keys[:, 0])})
+        return action, trees.leaves({"actor": actor_state, "key": jax.random.key_data(keys[:, 0])})
 
     def shapes(self, batch_size: Any) -> Arguments:
         """Returns the shapes and dtypes of all arguments; the size may be symbolic."""
@@ -151,7 +151,7 @@ class Program:
     def _needed(self) -> set[str]:
         """Names of the leaves of `Arguments` that actions depend on, at once or later."""
         shapes = self.shapes(1)
-        names = [*_leaves(shapes)]
+        names = [*trees.leaves(shapes)]
 
         def act(*arguments: Any) -> dict[str, Any]:
             return dict(zip(("action", "state"), self.act(Arguments(*arguments))))
@@ -164,7 +164,7 @@ class Program:
 
         needed, before = {"action"}, set[str]()
         while needed != before:  # a part of the state may depend on further ones
-            indices = [index for index, name in enumerate(_leaves(outputs)) if name in needed]
+            indices = [index for index, name in enumerate(trees.leaves(outputs)) if name in needed]
             program = jax.jit(functools.partial(chosen, indices))
             exported = jax.export.export(program)(*jax.tree.leaves(shapes))
             before = needed
@@ -185,7 +185,7 @@ class Program:
             size = batch_size or jax.export.symbolic_shape("b")[0]
             shapes = self.shapes(size)
             read = jax.tree_util.tree_map_with_path(
-                lambda path, x: x if _name(path) in self._needed else None, shapes
+                lambda path, x: x if trees.name(path) in self._needed else None, shapes
             )
             kept = Arguments(*map(_without_empty, read))._replace(first=shapes.first)
             if isinstance(kept.observation, dict) and environment.STATE in kept.observation:
@@ -195,9 +195,9 @@ class Program:
                 )
 
             def act(*arguments: Any) -> Any:
-                given = _leaves(Arguments(*arguments))
+                given = trees.leaves(Arguments(*arguments))
                 filled = jax.tree_util.tree_map_with_path(
-                    lambda path, x: given.get(_name(path), jnp.zeros(x.shape, x.dtype)), shapes
+                    lambda path, x: given.get(trees.name(path), jnp.zeros(x.shape, x.dtype)), shapes
                 )
                 action, state = self.act(filled)
                 return action, {name: state[name] for name in kept.state}
@@ -218,15 +218,6 @@ class Program:
                     "the policy cannot be exported with an open batch dimension; fix it by "
                     f"--batch_size: {errors.one_line(error)}"
                 ) from error
-
-
-def _name(path: tuple) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _leaves(tree: types.PyTree) -> dict[str, Any]:
-    """Returns the leaves of a tree by name, `part/part`."""
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def _without_empty(tree: types.PyTree) -> types.PyTree:
@@ -255,9 +246,9 @@ def _write(program: Program, about: dict[str, Any], out: pathlib.Path) -> None:
             kept, initial, act = program.export(platform, about["batch_size"])
             file.writestr(f"{platform}/initial", initial.serialize())
             file.writestr(f"{platform}/act", act.serialize())
-        parts = _leaves(program.spec.observation)
+        parts = trees.leaves(program.spec.observation)
         about["observation"] = jax.tree_util.tree_map_with_path(
-            lambda path, _: _described(parts[_name(path)]), kept.observation
+            lambda path, _: _described(parts[trees.name(path)]), kept.observation
         )
         about |= {
             "action": _described(program.spec.action),
@@ -267,11 +258,9 @@ def _write(program: Program, about: dict[str, Any], out: pathlib.Path) -> None:
         provenance = summary.provenance()
         about |= {name: provenance[name] for name in ("versions", "commit")}
         file.writestr("policy.json", json.dumps(about, indent=2))
-    try:
+    with errors.file_errors(f"write '{out}'"):
         out.write_bytes(archive.getvalue())
-    except OSError as error:
-        raise errors.UserError(f"cannot write '{out}': {error.strerror}") from error
-    arguments = ["state", *_leaves({"observation": kept.observation}), "first"]
+    arguments = ["state", *trees.leaves({"observation": kept.observation}), "first"]
     arguments += ["reward"] if about["reads_reward"] else []
     size = parallel.readable_bytes(out.stat().st_size)
     print(f"{out}: {size}, for {', '.join(about['platforms'])}; reads {', '.join(arguments)}")

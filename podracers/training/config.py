@@ -11,7 +11,6 @@ only a replaced choice would use are dropped. Any other binding that nothing use
 Types are not checked here, but by the classes that take the options.
 """
 
-import ast
 import contextlib
 import dataclasses
 import functools
@@ -24,18 +23,14 @@ import pathlib
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import gin
 from gin import config_parser
 from podracers import errors
+from podracers.training import gin_names
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-SHIPPED = ROOT / "podracers"  # holds `gin`, in a checkout and where the project is installed
-# Folders that are searched for gin files, in this order.
-FOLDERS = ("", *map(str, (SHIPPED, SHIPPED / "gin", SHIPPED / "gin" / "experiments", ROOT)))
-PACKAGES = ("agents", "environments", "podracers")
 # Text of earlier configurations, in this order, and its form today.
 _MOVED = {
     "training import weights_and_biases as ": "training import loggers as ",
@@ -190,8 +185,7 @@ def fixed(part: Any, state: State) -> Any:
 
     fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
     options = {field.name: getattr(part, field.name) for field in fields}
-    functions = {name: x for name, x in options.items() if errors.is_function(x) and names_of(x)}
-    fixes = {name: fix(x) for name, x in functions.items()}
+    fixes = {name: fix(x) for name, x in options.items() if errors.is_function(x) and names_of(x)}
     return dataclasses.replace(part, **fixes) if fixes else part
 
 
@@ -251,29 +245,6 @@ def user_errors(name: str) -> Iterator[None]:
         raise errors.UserError(message) from error
 
 
-def find(path: str) -> str:
-    """Returns where a gin file is; raises `errors.UserError` with the nearest names."""
-    for folder in FOLDERS:
-        if os.path.isfile(found := os.path.join(folder, path)):
-            return found
-    # `name` and `experiments/name` are compared with the names that they could stand for.
-    prefix = {0: "gin/experiments/", 1: "gin/"}.get(path.count("/"), "")
-    files = (file.relative_to(SHIPPED).as_posix() for file in SHIPPED.glob("gin/**/*.gin"))
-    near = errors.nearest(path, {file.removeprefix(prefix) for file in files})
-    raise errors.UserError(f"there is no gin file '{path}'{near}")
-
-
-def bound_names(paths: Iterable[str]) -> set[str]:
-    """Returns the macros (`SEED`) and parameters (`PPO.gamma`) of .gin files and their includes."""
-    names = set()
-    for path in paths:
-        text = pathlib.Path(find(path)).read_text("utf-8-sig", "replace")
-        bound = re.findall(r"^([\w./]+) *=|%(\w+)", text, re.MULTILINE)
-        names |= {".".join("".join(pair).split(".")[-2:]) for pair in bound}
-        names |= bound_names(re.findall(r"^include ['\"](.+?)['\"]", text, re.MULTILINE))
-    return names
-
-
 def _parse_file(path: str, layers: list[Bindings]) -> None:
     """Parses a file, and appends the bindings before and after each of its includes."""
     open_files: list[str] = []
@@ -281,7 +252,7 @@ def _parse_file(path: str, layers: list[Bindings]) -> None:
     @contextlib.contextmanager
     def read(path: str) -> Iterator[io.StringIO]:
         # gin leaves this context once the file and its includes are parsed.
-        path = find(path)
+        path = gin_names.find(path)
         if any(os.path.samefile(path, other) for other in open_files):
             circle = " -> ".join([*open_files, path])
             raise errors.UserError(f"files include one another in a circle: {circle}")
@@ -299,8 +270,8 @@ def _parse_file(path: str, layers: list[Bindings]) -> None:
     # Lists that gin keeps for the whole process.
     gin.config._LOCATION_PREFIXES[:] = [""]
     readers: list[Any] = gin.config._FILE_READERS
-    readers[:] = [(read, find)]
-    path = find(path)
+    readers[:] = [(read, gin_names.find)]
+    path = gin_names.find(path)
     try:
         gin.parse_config_file(path)
     except Exception as error:
@@ -334,7 +305,7 @@ def _register(binding: str) -> None:
         module, _, symbol = name.rpartition(".")
         own = [
             path.rpartition(".")
-            for path, symbols in _parts().items()
+            for path, symbols in gin_names.parts().items()
             if symbol in symbols and (not module or f".{path}".endswith(f".{module}"))
         ]
         for package, _, own_module in own:
@@ -454,30 +425,6 @@ def _scoped(scope: str, selector: str) -> str:
     return _short(f"{scope}/{selector}").lstrip("/")
 
 
-@functools.cache
-def _parts() -> dict[str, list[str]]:
-    """Returns the public classes and functions of every module of this project, by dotted name.
-
-    Sources are parsed, not imported. A package stands for the modules whose names it re-exports.
-    """
-    found, within_packages = {}, set()
-    for path in sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
-        package = ".".join(path.relative_to(ROOT).parent.parts)
-        body = ast.parse(path.read_bytes()).body
-        if path.stem != "__init__":
-            parts = (node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef))
-            names = [part.name for part in parts if not part.name.startswith("_")]
-            found[f"{package}.{path.stem}"] = names
-        elif exports := [
-            node
-            for node in body
-            if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith(f"{package}.")
-        ]:
-            found[package] = [alias.name for node in exports for alias in node.names]
-            within_packages |= {node.module for node in exports}
-    return {name: names for name, names in found.items() if name not in within_packages}
-
-
 def _parameters(selector: str) -> list[str]:
     """Returns the names of the public parameters of a part (none of some built-in ones)."""
     known: Any = gin.config._REGISTRY.get_match(selector)
@@ -505,29 +452,15 @@ def explained(error: Exception, source: str) -> errors.UserError:
     return errors.UserError(f"{where}: {cause}")
 
 
-def _nearest_part(name: str) -> str:
-    """Compares with `module.Name` where a module was written, else with `Name` alone."""
-    modules = [(_short(path), names) for path, names in _parts().items()]
-    known = {f"{module}.{part}" if "." in name else part for module, ps in modules for part in ps}
-    if name in known:
-        return "; expected `from __gin__ import dynamic_registration` and its import above"
-    return errors.nearest(name, known)
-
-
-def _nearest_module(name: str) -> str:
-    place = " (is it in the working directory or on PYTHONPATH?)"
-    return errors.nearest(name, _parts()) if _is_own(name) else place
-
-
 # Patterns of gin's messages, up to the place for the names nearest to the one that is unknown.
 _NEAREST = (
-    (r"resolve selector ([\w.]+)", _nearest_part),
-    (r"No configurable matching(?: reference)? '@?([\w.]+?)(?:\(\))?'", _nearest_part),
+    (r"resolve selector ([\w.]+)", gin_names.nearest_part),
+    (r"No configurable matching(?: reference)? '@?([\w.]+?)(?:\(\))?'", gin_names.nearest_part),
     (
         r"'([\w./]+)' doesn't have a parameter named '(\w+)'",
         lambda part, name: errors.nearest(name, _parameters(part)),
     ),
-    (r"No module named '([\w.]+)'", _nearest_module),
+    (r"No module named '([\w.]+)'", gin_names.nearest_module),
 )
 
 
@@ -607,15 +540,11 @@ def other_code(text: str, source: str) -> list[str]:
         elif isinstance(statement, config_parser.ImportStatement):
             if statement.is_from or statement.alias:
                 bound[statement.bound_name()] = statement.module
-            if not _is_own(statement.module):
+            if not gin_names.is_own(statement.module):
                 found.append(statement.module)
     for name in values.names:
         first, _, rest = name.partition(".")
         module, _, part = f"{bound.get(first, first)}.{rest}".rpartition(".")
-        if _is_own(module) and part not in _parts().get(module, ()):
+        if gin_names.is_own(module) and part not in gin_names.parts().get(module, ()):
             found.append(f"@{name}")
     return found
-
-
-def _is_own(module: str) -> bool:
-    return module.partition(".")[0] in (*PACKAGES, "__gin__")

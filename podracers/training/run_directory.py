@@ -101,14 +101,11 @@ class RunDirectory:
         """
         storage.require_safe("the run directory", self.path)
         names = []
-        try:
+        with errors.file_errors(f"make the run directory '{self.path}'"):
             if not dry_run:
                 self.path.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 names = [each.name for each in self.path.iterdir()]
-        except OSError as error:
-            message = f"cannot make the run directory '{self.path}': {error.strerror}"
-            raise errors.UserError(message) from error
         if any(name != LOCK and not name.endswith(".partial") for name in names):
             raise errors.UserError(
                 f"the run directory '{self.path}' is there already: continue it with --resume, or "
@@ -128,10 +125,8 @@ class RunDirectory:
 
     def read_config(self) -> str:
         """Returns `config.gin`; raises `errors.UserError` if it cannot be read or is not text."""
-        try:
+        with errors.file_errors(f"read '{self.config}'"):
             return self.config.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise errors.UserError(f"cannot read '{self.config}': {error}") from error
 
     def require_gin(self) -> None:
         """Raises `errors.UserError` if `config.gin` is empty, as of a run from Python.

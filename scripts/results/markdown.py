@@ -33,10 +33,8 @@ def fill(text: str, parts: Mapping[str, str]) -> str:
 
 def read(path: pathlib.Path) -> str:
     """Returns the text of a file; raises errors.UserError if it cannot be read."""
-    try:
+    with errors.file_errors(f"read '{path}'"):
         return path.read_text("utf-8")
-    except OSError as error:
-        raise errors.UserError(f"cannot read '{path}': {error.strerror}") from error
 
 
 def read_json(path: pathlib.Path, make: Callable[[Any], Any]) -> Any:
@@ -50,7 +48,5 @@ def read_json(path: pathlib.Path, make: Callable[[Any], Any]) -> Any:
 
 def write(path: pathlib.Path, text: str) -> None:
     """Writes a file; raises errors.UserError if that is impossible."""
-    try:
+    with errors.file_errors(f"write '{path}'"):
         path.write_text(text, "utf-8")
-    except OSError as error:
-        raise errors.UserError(f"cannot write '{path}': {error.strerror}") from error

@@ -23,11 +23,8 @@ def save(path: str | pathlib.Path, rule: rule_lib.Rule, params: types.PyTree) ->
     """
     entries = jax.tree.map(np.asarray, traverse_util.flatten_dict(params, sep="/"))
     entries[_OPTIONS] = json.dumps(dataclasses.asdict(rule))
-    try:
-        with open(path, "wb") as file:
-            np.savez(file, **entries)
-    except OSError as error:
-        raise errors.UserError(f"'{path}' cannot be written: {error.strerror}") from error
+    with errors.file_errors(f"write '{path}'"), open(path, "wb") as file:
+        np.savez(file, **entries)
 
 
 def load(path: str | pathlib.Path | None = None) -> tuple[rule_lib.Rule, types.PyTree | None]:

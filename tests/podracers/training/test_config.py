@@ -8,7 +8,7 @@ import pytest
 
 from agents import ppo
 from podracers import errors
-from podracers.training import config, experiment
+from podracers.training import config, experiment, gin_names
 from tests import processes
 
 IMPORTS = (
@@ -490,6 +490,6 @@ include "a_strangers.gin"
         "a_strangers.gin",
         "my_lab.parts",
     ]
-    for path in (config.ROOT / "gin").rglob("*.gin"):
+    for path in (gin_names.ROOT / "gin").rglob("*.gin"):
         for name in config.other_code(path.read_text(), str(path)):
             assert name.startswith("gin/")  # it includes another one

@@ -136,7 +136,7 @@ def test_a_file_restores_the_rule(tmp_path):
     agent = _agent(probes.ActionReward().spec, load=rule_file.load, rule=str(path))
     learner = agent.init_learner(jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, learner.rule, params)
-    with pytest.raises(errors.UserError, match="cannot be written: No such file or directory"):
+    with pytest.raises(errors.UserError, match=r"cannot write .*: No such file or directory"):
         rule_file.save(tmp_path / "missing" / "rule.npz", RULE, params)
 
 

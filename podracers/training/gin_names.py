@@ -1,0 +1,86 @@
+"""Where .gin files are, what they bind, and which parts of this project they may name.
+
+Nothing is imported, and gin is not used.
+"""
+
+import ast
+import functools
+import os
+import pathlib
+import re
+from collections.abc import Iterable
+
+from podracers import errors
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "podracers"  # holds `gin`, in a checkout and where the project is installed
+# Folders that are searched for gin files, in this order.
+FOLDERS = ("", *map(str, (SHIPPED, SHIPPED / "gin", SHIPPED / "gin" / "experiments", ROOT)))
+PACKAGES = ("agents", "environments", "podracers")
+
+
+def find(path: str) -> str:
+    """Returns where a gin file is; raises `errors.UserError` with the nearest names."""
+    for folder in FOLDERS:
+        if os.path.isfile(found := os.path.join(folder, path)):
+            return found
+    # `name` and `experiments/name` are compared with the names that they could stand for.
+    prefix = {0: "gin/experiments/", 1: "gin/"}.get(path.count("/"), "")
+    files = (file.relative_to(SHIPPED).as_posix() for file in SHIPPED.glob("gin/**/*.gin"))
+    near = errors.nearest(path, {file.removeprefix(prefix) for file in files})
+    raise errors.UserError(f"there is no gin file '{path}'{near}")
+
+
+def bound_names(paths: Iterable[str]) -> set[str]:
+    """Returns the macros (`SEED`) and parameters (`PPO.gamma`) of .gin files and their includes."""
+    names = set()
+    for path in paths:
+        text = pathlib.Path(find(path)).read_text("utf-8-sig", "replace")
+        bound = re.findall(r"^([\w./]+) *=|%(\w+)", text, re.MULTILINE)
+        names |= {".".join("".join(pair).split(".")[-2:]) for pair in bound}
+        names |= bound_names(re.findall(r"^include ['\"](.+?)['\"]", text, re.MULTILINE))
+    return names
+
+
+@functools.cache
+def parts() -> dict[str, list[str]]:
+    """Returns the public classes and functions of every module of this project, by dotted name.
+
+    Sources are parsed, not imported. A package stands for the modules whose names it re-exports.
+    """
+    found, within_packages = {}, set()
+    for path in sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
+        package = ".".join(path.relative_to(ROOT).parent.parts)
+        body = ast.parse(path.read_bytes()).body
+        if path.stem != "__init__":
+            public = (node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef))
+            names = [part.name for part in public if not part.name.startswith("_")]
+            found[f"{package}.{path.stem}"] = names
+        elif exports := [
+            node
+            for node in body
+            if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith(f"{package}.")
+        ]:
+            found[package] = [alias.name for node in exports for alias in node.names]
+            within_packages |= {node.module for node in exports}
+    return {name: names for name, names in found.items() if name not in within_packages}
+
+
+def is_own(module: str) -> bool:
+    """Returns whether a module that .gin files import is one of this project, or gin's own."""
+    return module.partition(".")[0] in (*PACKAGES, "__gin__")
+
+
+def nearest_part(name: str) -> str:
+    """Returns the end of a message on the unknown part `module.Name`, or `Name` alone."""
+    modules = [(path.rpartition(".")[2], names) for path, names in parts().items()]
+    known = {f"{module}.{part}" if "." in name else part for module, ps in modules for part in ps}
+    if name in known:
+        return "; expected `from __gin__ import dynamic_registration` and its import above"
+    return errors.nearest(name, known)
+
+
+def nearest_module(name: str) -> str:
+    """Returns the end of a message on a module that cannot be found."""
+    place = " (is it in the working directory or on PYTHONPATH?)"
+    return errors.nearest(name, parts()) if is_own(name) else place
