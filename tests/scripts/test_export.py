@@ -142,7 +142,8 @@ def _rule_agent():
 
 
 # Of agents that act alike, one. `test_a_policy_reads_its_own_leaves` has two more.
-_NAMES = ("ppo_lstm", "rainbow", "pqn_gru", "r2d2", "r2d2_attention", "sac_discrete", "muzero")
+_NAMES = ("ppo_lstm", "rainbow", "pqn_gru", "r2d2", "r2d2_attention", "muzero")
+_NAMES += ("sac_gru", "sac_discrete_lstm")
 _CASES = {name: contract.AGENTS[name] for name in _NAMES} | {
     "images": lambda: _images(encoders.CNN((4,), hidden_sizes=(8,)), 6),
     "sac_sampled": lambda: _continuous(sac.SAC, greedy_evaluation=False),
