@@ -33,13 +33,13 @@ SMALL_AGENTS = {
     "PQN": {"epochs": 1, "num_minibatches": 1},
     "R2D2": {"batch_size": 8, "min_replay": 8, "replay_capacity": 4_000},
     "RuleAgent": {"batch_size": 8, "min_replay": 8},
-    "SAC": {"batch_size": 4, "min_replay": 8, "replay_capacity": 400, "replay_ratio": 0.125},
+    "SAC": {"batch_size": 8, "min_replay": 8, "replay_capacity": 400, "replay_ratio": 1.0},
     "VMPO": {"epochs": 1, "num_minibatches": 1},
 }
 TRACED = ("memory_r2d2", "pendulum_sac", "pong_ppo_cpu", "snake_ppo")  # in every run of the tests
 # Experiments that take an update: those whose agents, runner and kind of environment neither
 # test_agents.py nor envpool/test_families.py combines.
-UPDATES = ("snake_ppo", "minatar_breakout_pqn", "pong_dqn_cpu", "dmc_cartpole_swingup_pixels_sac")
+UPDATES = ("snake_ppo", "minatar_breakout_pqn", "pong_dqn_cpu")
 # Values that a file leaves to the user.
 CHOICES = {
     "gin/environments/jumanji.gin": ("Jumanji.name = 'Maze-v0'",),
