@@ -119,8 +119,7 @@ class Evaluator:
     precision: precision_lib.Precision = precision_lib.DEFAULT
 
     def __post_init__(self):
-        if self.num_episodes is not None:
-            errors.require_count(self, "num_episodes")
+        errors.require_count(self, "num_episodes")
 
     @property
     def count(self) -> int:
