@@ -295,6 +295,18 @@ def _dotted(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
+def plain(observation: Any) -> types.PyTree:
+    """Returns nested dicts for nested mappings, named tuples and dataclasses; or an array."""
+    if hasattr(observation, "_asdict"):
+        observation = observation._asdict()
+    elif dataclasses.is_dataclass(observation):
+        fields = dataclasses.fields(observation)
+        observation = {field.name: getattr(observation, field.name) for field in fields}
+    if isinstance(observation, Mapping):
+        return {key: plain(child) for key, child in observation.items()}
+    return observation
+
+
 def strong(tree: types.PyTree) -> types.PyTree:
     """Returns `tree` without weak types, which would cause a recompilation after a reset."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.asarray(leaf).dtype), tree)

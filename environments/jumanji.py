@@ -131,7 +131,7 @@ class Jumanji(adaptors.Adaptor):
             return adaptors.action_codec(self.name, spec.shape, spec.dtype, low, high, mask_shape)
 
     def _observe(self, observation: Any) -> types.PyTree:
-        observation = _to_dict(observation)
+        observation = adaptors.plain(observation)
         if self._masked:
             shape = self.spec.observation[environment.ACTION_MASK].shape
             mask = jnp.asarray(observation[environment.ACTION_MASK], bool).reshape(shape)
@@ -180,18 +180,6 @@ def _observation_spec(spec: Any, name: str = "observation") -> types.PyTree:
         return specs.Array(spec.shape, dtype, name)
     bounds = (np.asarray(bound, dtype) for bound in (spec.minimum, spec.maximum))
     return specs.BoundedArray(spec.shape, dtype, *bounds, name=name)
-
-
-def _to_dict(observation: Any) -> types.PyTree:
-    """Converts nested named tuples and dataclasses to nested dicts."""
-    if hasattr(observation, "_asdict"):
-        observation = observation._asdict()
-    elif dataclasses.is_dataclass(observation):
-        fields = dataclasses.fields(observation)
-        observation = {field.name: getattr(observation, field.name) for field in fields}
-    if isinstance(observation, Mapping):
-        return {key: _to_dict(child) for key, child in observation.items()}
-    return observation
 
 
 @contextlib.contextmanager
