@@ -55,9 +55,9 @@ class Jumanji(adaptors.Adaptor):
         with jax.ensure_compile_time_eval():
             observation = _observation_spec(inner.observation_spec)
         if self._masked:
-            observation[environment.ACTION_MASK] = specs.BoundedArray(
-                self._actions.mask_shape(), bool, False, True, environment.ACTION_MASK
-            )
+            shape = environment.legal_values(self._actions.spec).shape
+            mask = specs.BoundedArray(shape, bool, False, True, environment.ACTION_MASK)
+            observation[environment.ACTION_MASK] = mask
         return environment.EnvironmentSpec(self.name, observation, self._actions.spec, limit)
 
     def reset(self, key: jax.Array) -> tuple[adaptors.CountedState, types.TimeStep]:
