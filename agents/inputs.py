@@ -94,11 +94,11 @@ class Inputs:
     """
 
     spec: environment.EnvironmentSpec
-    make_network: Callable[[environment.EnvironmentSpec], networks.Network]
+    make_network: Callable[[environment.EnvironmentSpec], Any]
     previous_action_and_reward: bool | None = None
 
     @functools.cached_property
-    def network(self) -> networks.Network:
+    def network(self) -> Any:
         """The network."""
         return self.make_network(self._network_spec)
 

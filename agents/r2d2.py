@@ -123,16 +123,6 @@ class R2D2(replay.ReplayAgent):
         normalizer = self.preprocess.init(self.spec.observation)
         return optimization.Learner.create(self._optimizer.init(params), params, normalizer)
 
-    def init_memory(self, rollout):
-        steps = rollout.timestep.reward.shape[0] - 1
-        if self.sequence_length - self.burn_in < steps:
-            raise errors.UserError(
-                f"R2D2.sequence_length: expected at least {self.burn_in + steps} with rollouts of "
-                f"{steps} steps and a burn-in of {self.burn_in}, so that every step is learnt "
-                f"from; got {self.sequence_length}"
-            )
-        return super().init_memory(rollout)
-
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores, previous actions and epsilons of `B` streams."""
         count = env_id.shape[0]
@@ -180,7 +170,8 @@ class R2D2(replay.ReplayAgent):
             "value/mean": types.Mean.of(categorical.signed_parabolic(taken), weight),
             "value/target": types.Mean.of(categorical.signed_parabolic(td_target), weight),
         }
-        return optimization.LossOutput(metrics, self._priority(td_target - taken, weight))
+        priority = replay.sequence_priority(td_target - taken, weight, self.priority_mix)
+        return optimization.LossOutput(metrics, priority)
 
     def _values(self, params: types.PyTree, sample: replay.Sample) -> jax.Array:
         """Returns rescaled values `[U + 1, N, A]`."""
@@ -208,10 +199,4 @@ class R2D2(replay.ReplayAgent):
         timestep = jax.tree.map(lambda x: x[self.burn_in : -1], timestep)
         value, taken = jax.tree.map(lambda x: x[self.burn_in :], recent.extras)
         error = self.targets(timestep, value) - taken[:-1]
-        return self._priority(error, returns.weights(timestep))[None]
-
-    def _priority(self, error: jax.Array, weight: jax.Array) -> jax.Array:
-        """Returns the priorities of sequences from their errors `[T, B]`, `[B]`."""
-        size = jnp.abs(error) * weight
-        mean = jnp.sum(size, axis=0) / jnp.maximum(jnp.sum(weight, axis=0), 1.0)
-        return self.priority_mix * jnp.max(size, axis=0) + (1.0 - self.priority_mix) * mean
+        return replay.sequence_priority(error, returns.weights(timestep), self.priority_mix)[None]

@@ -495,7 +495,15 @@ class ReplayAgent(options.Learning, options.Adam):
 
     def init_memory(self, rollout: types.Rollout) -> Memory:
         """Returns an empty replay of this device's streams."""
-        return self.buffer.init(self.stored(rollout))
+        template, steps, buffer = self.stored(rollout), _steps(rollout), self.buffer
+        if jax.tree.leaves(template.actor_state) and buffer.learnt_states < steps:
+            burn_in = buffer.sequence_length - buffer.learnt_states
+            raise errors.UserError(
+                f"{type(self).__name__}.sequence_length: expected at least {burn_in + steps} with "
+                f"rollouts of {steps} steps and a burn-in of {burn_in}, so that every step is "
+                f"learnt from; got {buffer.sequence_length}"
+            )
+        return buffer.init(template)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
@@ -538,6 +546,19 @@ class ReplayAgent(options.Learning, options.Adam):
     def target_params(self, params: types.PyTree) -> types.PyTree:
         """Returns the part of the parameters that has target parameters."""
         return params
+
+
+def sequence_priority(error: jax.Array, weight: jax.Array, mix: float) -> jax.Array:
+    """Returns the priorities `[B]` of sequences, those of Kapturowski et al. 2019.
+
+    Args:
+      error: `[T, B]` of the steps that are trained on.
+      weight: `[T, B]`; 0 where a step is excluded.
+      mix: weight of the largest error; the mean has the rest.
+    """
+    size = jnp.abs(error) * weight
+    mean = jnp.sum(size, axis=0) / jnp.maximum(jnp.sum(weight, axis=0), 1.0)
+    return mix * jnp.max(size, axis=0) + (1.0 - mix) * mean
 
 
 def _steps(rollout: types.Rollout) -> int:

@@ -16,7 +16,16 @@ The losses of a transition to `s'`, with critics `q_i`, target critics `q'_i`, t
     policy: -min_i q_i(s, a) - α H(s)
     temperature: α (H(s) - target entropy)
 
-Axis legend: `T` time, `B` streams, `N` drawn sequences.
+With a recurrent network, `s` is the output of a core that policy and critics share, and that the
+critics' loss alone trains: the form that Yang and Nguyen, "Recurrent Off-policy Baselines for
+Memory-based Continuous Control", 2021, https://arxiv.org/abs/2110.12628, have in their code beside
+the separate cores of their results. Ni, Eysenbach and Salakhutdinov, "Recurrent Model-Free RL Can
+Be a Strong Baseline for Many POMDPs", 2022, https://arxiv.org/abs/2110.05038, separate them, too:
+a core that the policy's loss also trained did badly. Both begin with a zero state (Yang and Nguyen
+at the start of an episode); here sequences begin with the stored core, and a burn-in, as in R2D2.
+
+Axis legend: `T` time, `B` streams, `L` transitions of a sequence, `U` of them after the burn-in,
+`N` drawn sequences, `R = U N` transitions.
 """
 
 import dataclasses
@@ -29,10 +38,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import optimization, options, preprocessing, replay, returns
+from agents import inputs, optimization, options, preprocessing, replay, returns
 from agents.networks import encoders
 from agents.networks import sac as sac_networks
 from podracers import types
+
+_PRIORITY_MIX = 0.9  # weight of the largest error of a sequence in its priority, as in R2D2
 
 
 class ActorParams(NamedTuple):
@@ -47,9 +58,9 @@ class ActorParams(NamedTuple):
 class _PolicyInput(NamedTuple):
     """Network inputs of one of the two time steps of a transition."""
 
-    observation: types.PyTree  # [N, ...]
+    observation: types.PyTree  # [R, ...], with a core its outputs
     mask: jax.Array | None
-    key: jax.Array  # [N] typed keys of the policy's sample
+    key: jax.Array  # [R] typed keys of the policy's sample
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,14 +71,19 @@ class SAC(replay.ReplayAgent):
     of the critics.
 
     Attributes:
-      network: `network(spec, head)` returns a `SACNetwork`; `head` is an `SACHead`.
+      network: `network(spec, head)` returns a `SACNetwork`; `head` is an `SACHead`. A recurrent one
+        gets the previous action and reward beside the observation.
+      sequence_length: `L` with a recurrent network; `L - burn_in` must be at least the length of a
+        rollout, so that every step is trained on. 1 without a core.
+      burn_in: first steps of a sequence, which only warm up the core.
       initial_temperature: initial alpha, the weight of the entropy, in units of the scaled reward.
       target_entropy: entropy that alpha is learnt for. Continuous actions: nats for each component,
         scaled to [-1, 1] (at most log 2, by default -1). Discrete ones: portion of the
         entropy of the uniform policy over the legal actions (at most 1, by default 0.98).
       random_steps: agent steps over all streams, at the start, with uniformly random actions.
       random_shift: largest random shift of replayed images in pixels, drawn separately for both
-        time steps of a transition; 0 for none. See `preprocessing.random_shifts`.
+        time steps of a transition, and once for a sequence with a recurrent network; 0 for none.
+        See `preprocessing.random_shifts`.
       policy_period: gradient steps between those of the policy and of the temperature; the critics
         take all of them. 2 in DrQ (Kostrikov et al., 2020, https://arxiv.org/abs/2004.13649).
       greedy_evaluation: see `agents.options`; the most probable continuous action is the squashed
@@ -75,6 +91,8 @@ class SAC(replay.ReplayAgent):
     """
 
     network: Callable[..., sac_networks.SACNetwork] = sac_networks.sac_network
+    sequence_length: int = options.count(1)
+    burn_in: int = 0
     initial_temperature: float = options.positive(1.0)
     target_entropy: float | None = options.number(None)
     random_steps: int = options.count(0, least=0)
@@ -101,14 +119,27 @@ class SAC(replay.ReplayAgent):
         has_image = any(len(leaf.shape) == 3 for leaf in leaves)  # [H, W, C]
         expected = "0, because there is no image to shift"
         options.expect(self, "random_shift", has_image or not self.random_shift, expected)
+        fits = self.net.is_recurrent or self.sequence_length == 1
+        expected = "1, because the network has no core (set sac_network.core = @cores.GRU())"
+        options.expect(self, "sequence_length", fits, expected)
+        largest = self.sequence_length - 1
+        expected = f"an int from 0 to sequence_length - 1 = {largest}"
+        options.expect(self, "burn_in", 0 <= self.burn_in <= largest, expected)
 
     @functools.cached_property
     def action_head(self) -> sac_networks.SACHead:
         return sac_networks.head_from_spec(self.spec)
 
     @functools.cached_property
+    def _inputs(self) -> inputs.Inputs:
+        """The network with its inputs."""
+        make = functools.partial(options.make, self, "network")
+        return inputs.Inputs(self.spec, lambda spec: make(spec, self.action_head))
+
+    @property
     def net(self) -> sac_networks.SACNetwork:
-        return options.make(self, "network", self.spec, self.action_head)
+        """The network that the option `network` makes."""
+        return self._inputs.network
 
     @property
     def _target_entropy(self) -> float:
@@ -140,7 +171,13 @@ class SAC(replay.ReplayAgent):
 
     @functools.cached_property
     def buffer(self) -> replay.Replay:
-        return replay.Replay.of(self, self.net.memory_length + 1)
+        learnt_states = self.sequence_length - self.burn_in
+        return replay.Replay.of(self, self._num_earlier + learnt_states, learnt_states)
+
+    @property
+    def _num_earlier(self) -> int:
+        """Steps of a sequence before its first transition: frames of a stack, or the burn-in."""
+        return self.burn_in if self.net.is_recurrent else self.net.memory_length or 0
 
     def init_learner(self, key):
         params = self.net.init(key, math.log(self.initial_temperature))
@@ -149,8 +186,9 @@ class SAC(replay.ReplayAgent):
         return optimization.Learner.create(train_state, params.critic, normalizer)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
-        """Returns the latest frames of `B` streams, if the network stacks frames."""
-        return self.net.initial_core(env_id.shape[0])
+        """Returns the latest frames of `B` streams, or cores and previous actions with a core."""
+        actor_state = self._inputs.initial_state(env_id.shape[0])
+        return actor_state if self.net.is_recurrent else actor_state.core
 
     def actor_params(self, learner):
         """Returns the policy, its encoder, the statistics, and whether actions are random."""
@@ -163,7 +201,10 @@ class SAC(replay.ReplayAgent):
         """Samples an action, or takes the mode (see `greedy_evaluation`)."""
         mask = encoders.action_mask(timestep.observation)
         timestep = self.preprocess.apply(params.normalizer, timestep)
-        observation, actor_state = self.net.observe(actor_state, timestep)
+        timestep = self._inputs.of_step(actor_state, timestep)
+        recurrent = self.net.is_recurrent
+        core = actor_state.core if recurrent else actor_state
+        observation, core = self.net.observe(params.encoder, core, timestep)
         features = self.net.encode(params.encoder, observation)
         outputs = self.net.outputs(params.policy, features)
         greedy = bool(evaluation and self.greedy_evaluation)
@@ -171,25 +212,31 @@ class SAC(replay.ReplayAgent):
         if self.random_steps and not evaluation:
             random = self.action_head.random(mask, key)
             action = jnp.where(params.is_random, random, action)
-        return action, actor_state, ()
+        return action, self._inputs.next_state(core, action) if recurrent else core, ()
+
+    def stored(self, rollout):
+        """Returns the part of a rollout that replay stores: with a core, the actor state, too."""
+        return rollout._replace(extras=()) if self.net.is_recurrent else super().stored(rollout)
 
     def target_params(self, params):
         return params.critic
 
     def loss(self, params, sample, context):
-        """Returns the losses of the critics, the policy and alpha, of `[1, N]` transitions."""
-        burn_in = self.net.memory_length
-        timestep, action = jax.tree.map(
-            lambda x: x[burn_in:], (sample.rollout.timestep, sample.rollout.action)
-        )
-        input_tm1, input_t = self._policy_inputs(timestep, sample)
-        frozen = jax.lax.stop_gradient(params)
+        """Returns the losses of the critics, the policy and alpha, of `R` transitions."""
+        timestep = _transitions(sample.rollout.timestep, self._num_earlier)
+        action = sample.rollout.action[self._num_earlier :]
+        action = action.reshape(-1, *action.shape[2:])  # [R, ...]
+        input_tm1, input_t = self._policy_inputs(params.critic, timestep, sample)
+        frozen, input_t = jax.lax.stop_gradient((params, input_t))
+        target_input_t = input_t
+        if self.net.is_recurrent:  # target parameters have their own memory
+            _, target_input_t = self._policy_inputs(context.target, timestep, sample)
         alpha = jnp.exp(frozen.log_temperature)
-        soft_value = self._soft_value(frozen, context.target, input_t)
+        soft_value = self._soft_value(frozen, context.target, input_t, target_input_t)
         td_target = self.targets(timestep, soft_value)
         features = self.net.encode(params.critic, input_tm1.observation)
-        seen = self.action_head.to_critics(action[0])
-        taken = self.action_head.taken(self.net.values(params.critic, features, seen), action[0])
+        seen = self.action_head.to_critics(action)
+        taken = self.action_head.taken(self.net.values(params.critic, features, seen), action)
         expected = self._expect(
             params.policy, frozen.critic, *jax.lax.stop_gradient((features, features)), input_tm1
         )
@@ -198,10 +245,11 @@ class SAC(replay.ReplayAgent):
         critic_loss = 0.5 * jnp.sum(jnp.square(taken - td_target), axis=0)
         policy_loss = -expected.value - alpha * expected.entropy
         alpha_loss = jnp.exp(params.log_temperature) * entropy_error
-        weight = returns.weights(timestep)[0]  # [N]
+        weight = returns.weights(timestep)[0]  # [R]
+        importance = jnp.tile(sample.weight, self.buffer.learnt_states)
         mean = functools.partial(types.Mean.of, weights=weight)
         metrics = {
-            "loss/total": mean(sample.weight * (critic_loss + policy_loss + alpha_loss)),
+            "loss/total": mean(importance * (critic_loss + policy_loss + alpha_loss)),
             "loss/critic": mean(critic_loss),
             "loss/policy": mean(policy_loss),
             "policy/entropy": mean(expected.entropy),
@@ -209,37 +257,66 @@ class SAC(replay.ReplayAgent):
             "value/mean": mean(jnp.mean(taken, axis=0)),
             "value/target": mean(td_target),
         }
-        priority = jnp.mean(jnp.abs(taken - td_target), axis=0)
-        return optimization.LossOutput(metrics, jnp.where(weight > 0.0, priority, -1.0))
+        error, weights = (
+            x.reshape(-1, *sample.weight.shape)  # [U, N]
+            for x in (jnp.mean(jnp.abs(taken - td_target), axis=0), weight)
+        )
+        mix = _PRIORITY_MIX if self.net.is_recurrent else 1.0
+        priority = replay.sequence_priority(error, weights, mix)
+        return optimization.LossOutput(
+            metrics, jnp.where(jnp.any(weights > 0.0, axis=0), priority, -1.0)
+        )
 
-    def _policy_inputs(self, timestep, sample) -> tuple[_PolicyInput, _PolicyInput]:
-        """Returns both time steps of the transitions, with their stacks of frames."""
-        observation = self.net.observe_after(sample.rollout.timestep)
+    def _policy_inputs(self, critic, timestep, sample) -> tuple[_PolicyInput, _PolicyInput]:
+        """Returns both time steps of the transitions, with their memory under `critic`."""
         mask = encoders.action_mask(timestep.observation)
-        keys = jax.vmap(jax.random.split, out_axes=1)(sample.key)  # [2, N]
+        shape = 2, self.buffer.learnt_states
+        keys = jax.vmap(lambda key: jax.random.split(key, shape), out_axes=2)(sample.key)
+        keys = keys.reshape(2, -1)  # [2, R]
+        shift_keys = keys  # not read without shifts
         if self.random_shift:
             keys, shift_keys = jnp.moveaxis(jax.vmap(jax.vmap(jax.random.split))(keys), -1, 0)
-            shift = jax.vmap(preprocessing.random_shifts, in_axes=(0, None, 0))
-            observation = shift(observation, self.random_shift, shift_keys)
+        observation = _transitions(self._observations(critic, sample, shift_keys))
         both = _PolicyInput(observation, mask, keys)
         return jax.tree.map(lambda x: x[0], both), jax.tree.map(lambda x: x[1], both)
 
+    def _observations(self, critic, sample, shift_keys) -> types.PyTree:
+        """Returns the inputs `[U + 1, N, ...]` of the encoder, or the outputs of the core."""
+
+        def shifted(observation, keys):
+            if not self.random_shift:
+                return observation
+            shift = jax.vmap(preprocessing.random_shifts, in_axes=(0, None, 0))
+            return shift(observation, self.random_shift, keys)
+
+        after = functools.partial(self.net.observe_after, critic, burn_in=self._num_earlier)
+        timestep = self._inputs.of_rollout(sample.rollout)
+        shape = timestep.reward.shape
+        if not self.net.is_recurrent:
+            return shifted(after(self.net.initial_core(shape[1]), timestep), shift_keys)
+        core, timestep = self.net.memory.prepare(sample.rollout.actor_state.core, timestep)
+        keys = jnp.broadcast_to(shift_keys[0, : shape[1]], shape)
+        observation = shifted(timestep.observation, keys)
+        return after(core, timestep._replace(observation=observation))
+
     def targets(self, timestep, soft_value):
-        """Returns the targets `[N]` of the values of the chosen actions.
+        """Returns the targets `[R]` of the values of the chosen actions.
 
         Args:
-          timestep: `[2, N]`, with rewards to learn from.
-          soft_value: `[N]` of the second time step: the expected value with the policy's entropy.
+          timestep: `[2, R]`, with rewards to learn from.
+          soft_value: `[R]` of the second time step: the expected value with the policy's entropy.
         """
         return timestep.reward[1] + self.gamma * timestep.discount[1] * soft_value
 
-    def _soft_value(self, params, target, input_t: _PolicyInput) -> jax.Array:
-        """Returns the soft values `[N]` of the target critics, without gradients.
+    def _soft_value(
+        self, params, target, input_t: _PolicyInput, target_input_t: _PolicyInput
+    ) -> jax.Array:
+        """Returns the soft values `[R]` of the target critics, without gradients.
 
-        `params` must be constants, because no gradient is stopped here.
+        `params` and `input_t` must be constants, because no gradient is stopped here.
         """
         features = self.net.encode(params.critic, input_t.observation)
-        target_features = self.net.encode(target, input_t.observation)
+        target_features = self.net.encode(target, target_input_t.observation)
         expected = self._expect(params.policy, target, features, target_features, input_t)
         return expected.value + jnp.exp(params.log_temperature) * expected.entropy
 
@@ -250,3 +327,13 @@ class SAC(replay.ReplayAgent):
         outputs = self.net.outputs(policy, features)
         critics = functools.partial(self.net.values, critic, critic_features)
         return self.action_head.expect(outputs, policy_input.mask, policy_input.key, critics)
+
+
+def _transitions(tree: types.PyTree, begin: int = 0) -> types.PyTree:
+    """Returns both time steps `[2, R, ...]` of the transitions of `[begin + U + 1, N, ...]`."""
+
+    def pairs(x: jax.Array) -> jax.Array:
+        both = jnp.stack([x[begin:-1], x[begin + 1 :]])
+        return both.reshape(2, -1, *x.shape[2:])
+
+    return jax.tree.map(pairs, tree)

@@ -38,12 +38,15 @@ class Pendulum:
 
     Attributes:
       max_episode_steps: time limit, in steps; reaching it is a truncation.
+      velocities: whether the angular velocity is observed. Without it the observation is `[2]`, and
+        swinging up takes memory.
       gravity: m / s^2.
       mass: kg.
       length: m.
     """
 
     max_episode_steps: int = 200
+    velocities: bool = True
     gravity: float = 10.0
     mass: float = 1.0
     length: float = 1.0
@@ -53,10 +56,10 @@ class Pendulum:
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
-        high = np.array([1.0, 1.0, MAX_SPEED], np.float32)
+        high = np.array([1.0, 1.0, MAX_SPEED][: self._size], np.float32)
         return environment.EnvironmentSpec(
             name="Pendulum",
-            observation=specs.BoundedArray((3,), np.float32, -high, high),
+            observation=specs.BoundedArray(high.shape, np.float32, -high, high),
             action=specs.BoundedArray((1,), np.float32, -MAX_TORQUE, MAX_TORQUE),
             max_episode_steps=self.max_episode_steps,
         )
@@ -66,7 +69,7 @@ class Pendulum:
         angle, speed = jax.random.uniform(key, (2,), jnp.float32, -1.0, 1.0)
         zero = jnp.zeros((), jnp.float32)
         state = State(angle * math.pi, speed, torque=zero, time=jnp.zeros((), jnp.int32))
-        return state, types.restart(_observe(state))
+        return state, types.restart(self._observe(state))
 
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
         """Applies the torque for one time step (semi-implicit Euler)."""
@@ -79,7 +82,16 @@ class Pendulum:
         angle = state.angle + speed * TIME_STEP
         state = State(angle, speed, torque, state.time + 1)
         truncated = state.time >= self.max_episode_steps
-        return state, types.transition(_observe(state), -cost, truncated=truncated)
+        return state, types.transition(self._observe(state), -cost, truncated=truncated)
+
+    @property
+    def _size(self) -> int:
+        """Numbers of an observation."""
+        return 3 if self.velocities else 2
+
+    def _observe(self, state: State) -> jax.Array:
+        """Returns the observation of a state, `[3]` or `[2]`."""
+        return jnp.stack([jnp.cos(state.angle), jnp.sin(state.angle), state.speed][: self._size])
 
     def render(self, state: State) -> np.ndarray:
         """Draws the rod, and the torque as an arc, uint8 `[height, width, 3]`."""
@@ -99,8 +111,3 @@ class Pendulum:
             image.disc(dot, 2.5, rendering.BLUE)
         image.disc((middle, middle), 5.0, rendering.INK)
         return image.finish()
-
-
-def _observe(state: State) -> jax.Array:
-    """Returns the observation, float32 `[3]`."""
-    return jnp.stack([jnp.cos(state.angle), jnp.sin(state.angle), state.speed])

@@ -79,6 +79,9 @@ _SAC = functools.partial(
     random_steps=NUM_ENVS * ROLLOUT_LENGTH,  # the first rollout
     **REPLAY,
 )
+_SAC_RECURRENT = functools.partial(
+    _SAC, sequence_length=10, burn_in=4, batch_size=8, min_replay=96, replay_ratio=1.0
+)
 # Small learning rates, because the search magnifies rounding errors of parameters.
 SEARCH = {
     "search": functools.partial(tree_search.Search, num_simulations=4, max_depth=3),
@@ -174,6 +177,16 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
     ),
     "sac_discrete": lambda: _SAC(
         functools.partial(_tiny_sac_network, frame_stack=3), priority_exponent=0.6
+    ),
+    "sac_gru": lambda: _SAC_RECURRENT(
+        functools.partial(_tiny_sac_network, core=cores.GRU(8), frame_stack=2),
+        "continuous",
+        masked=False,
+        normalize_observations=True,
+        priority_exponent=0.6,
+    ),
+    "sac_discrete_lstm": lambda: _SAC_RECURRENT(
+        functools.partial(_tiny_sac_network, core=cores.LSTM(8))
     ),
     "muzero": lambda: case(
         muzero.MuZero,

@@ -31,10 +31,10 @@ class Subject(NamedTuple):
 FAST = {"anakin": ("ppo", "dqn", "sac", "muzero"), "sebulba": ("ppo_lstm", "r2d2")}
 # The other agents under one runner, because `test_parity` compares the runners.
 SLOW = {
-    "anakin": ("ppo_scaled", "impala", "vmpo_continuous", "rainbow", "pqn_gru", "r2d2"),
+    "anakin": ("ppo_scaled", "impala", "vmpo_continuous", "rainbow", "pqn_gru", "r2d2", "sac_gru"),
     "sebulba": ("ppo", "dqn", "ppo_gru_frames", "impala_lstm", "vmpo", "pqn", "sac_discrete"),
 }
-SLOW["sebulba"] += ("ppo_asymmetric",)
+SLOW["sebulba"] += ("ppo_asymmetric", "sac_discrete_lstm")
 # Numbers of devices besides four. `test_parity` compares Sebulba on one with Anakin on four.
 NUM_DEVICES = {
     ("ppo", "anakin"): (1, 2),
@@ -43,6 +43,8 @@ NUM_DEVICES = {
     ("dqn", "anakin"): (2,),
     ("dqn", "sebulba"): (2,),
     ("r2d2", "anakin"): (1,),
+    ("sac_gru", "anakin"): (2,),
+    ("sac_discrete_lstm", "sebulba"): (2,),
     ("muzero", "anakin"): (1,),
 }
 
@@ -119,7 +121,7 @@ def test_policy_and_critics_read_their_own_parts_of_an_observation(name):
                 value, next_state = extras.value, next_state._replace(action=jnp.zeros((batch, 2)))
             else:
                 preprocessed = agent.preprocess.apply(params.normalizer, timestep)
-                stack, _ = agent.net.observe(actor_state, preprocessed)
+                stack, _ = agent.net.observe({}, actor_state, preprocessed)
                 value = agent.net.values(learner.params.critic, stack, jnp.zeros((batch, 2)))[0]
             results.append((action, value))
             actor_state = next_state

@@ -254,6 +254,7 @@ GRADIENT_STEPS = {
     "gin/experiments/cartpole_muzero.gin": fractions.Fraction(1, 16),
     "gin/experiments/catch_alphazero.gin": fractions.Fraction(1, 64),
     "gin/experiments/pendulum_sac.gin": 1,
+    "gin/experiments/pendulum_masked_sac.gin": fractions.Fraction(1, 2),
 }
 
 

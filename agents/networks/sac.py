@@ -3,7 +3,8 @@
 `SACNetwork` is a policy, critics (two, as published), and for images an encoder that they share.
 The loss of the critics alone trains the encoder, and the policy reads its features under
 stop-gradient, as in Yarats et al., "Improving Sample Efficiency in Model-Free Reinforcement
-Learning from Images", 2019, https://arxiv.org/abs/1910.01741.
+Learning from Images", 2019, https://arxiv.org/abs/1910.01741. A recurrent core behind the encoder
+is shared and trained in the same way.
 
 Axis legend: `...` any axes, `T` time, `B` streams, `N` rows, `F` features, `D` components of a
 continuous action, `A` actions, `C` critics.
@@ -154,7 +155,7 @@ class Params(NamedTuple):
     """Learnt parameters."""
 
     policy: types.PyTree
-    critic: types.PyTree  # all critics, and the encoder under "encoder"
+    critic: types.PyTree  # all critics, and under "encoder" the encoder (with the core, if any)
     log_temperature: jax.Array  # float32
 
 
@@ -222,26 +223,32 @@ class CriticModule(nn.Module):
         return self(self.encode(observation), action)
 
 
-class _Frames(nn.Module):
-    """Module without parameters that returns stacked frames."""
+class _Memory(nn.Module):
+    """Module that returns the features of a torso; without one, the stacked frames themselves."""
+
+    torso: networks.Torso | None = None
 
     def initial_states(self, batch_size):
-        return ()
+        return () if self.torso is None else (self.torso.initial_state(batch_size),)
 
     def __call__(self, states, observation, first):
-        return observation, states
+        if self.torso is None:
+            return observation, states
+        features, state = self.torso(states[0], observation, first)
+        return features, (state,)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SACNetwork:
-    """A policy and critics, whose only memory is a stack of frames.
+    """A policy and critics, which share their memory.
 
     Attributes:
       spec: environment specification.
       head: head for the environment's actions.
       policy: module, `policy(features)`.
       critic: module, `critic(features, action)`, with a method `encode`.
-      frames: network without parameters that stacks frames.
+      memory: network that stacks frames; with a core, the encoder and the core behind the stack,
+        and then `critic.encoder` is None.
       policy_keys: parts of a dict observation that the policy reads; None for everything.
       critic_keys: the same of the critics; equal to `policy_keys` if they share an encoder.
     """
@@ -250,7 +257,7 @@ class SACNetwork:
     head: SACHead
     policy: PolicyModule
     critic: CriticModule
-    frames: networks.Composed
+    memory: networks.Composed
     policy_keys: Sequence[str] | None = None
     critic_keys: Sequence[str] | None = None
 
@@ -258,39 +265,52 @@ class SACNetwork:
         """Returns fresh parameters."""
         policy_key, critic_key = jax.random.split(key)
         timestep = networks.zero_timestep(self.spec)
-        observation, _ = self.frames.step({}, self.initial_core(1), timestep)
+        shared = {}
+        if self.is_recurrent:
+            shared["encoder"] = self.memory.init(jax.random.fold_in(key, 2), timestep)
+        observation, _ = self.observe(shared, self.initial_core(1), timestep)
         action = jnp.zeros((1, *self.spec.action.shape), self.spec.action.dtype)
         action = self.head.to_critics(action)
         seen = encoders.select(observation, self.critic_keys)
         critic = self.critic.init(critic_key, seen, action, method="everything")["params"]
+        critic = {**critic, **shared}
         features = encoders.select(self.encode(critic, observation), self.policy_keys)
         policy = self.policy.init(policy_key, features)["params"]
         return Params(policy, critic, jnp.asarray(log_temperature, jnp.float32))
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether there is a core."""
+        return self.memory.is_recurrent
+
     def initial_core(self, batch_size: int) -> Any:
-        """Returns the frames of `B` streams before their first one; `()` without a stack."""
-        return self.frames.initial_core(batch_size)
+        """Returns the memory of `B` streams before their first time step; `()` for none."""
+        return self.memory.initial_core(batch_size)
 
     @property
-    def memory_length(self) -> int:
-        """Number of earlier frames that an output depends on."""
-        return self.frames.frame_stack - 1
+    def memory_length(self) -> int | None:
+        """Number of earlier frames that an output depends on; None with a core."""
+        return self.memory.memory_length
 
-    def observe(self, core: Any, timestep: types.TimeStep) -> tuple[types.PyTree, Any]:
-        """Returns the encoders' input for a time step `[B, ...]`, and the core after it."""
-        return self.frames.step({}, core, timestep)
+    def observe(
+        self, critic: types.PyTree, core: Any, timestep: types.TimeStep
+    ) -> tuple[types.PyTree, Any]:
+        """Returns the input of `encode` for a time step `[B, ...]`, and the core after it."""
+        return self.memory.step(critic.get("encoder", {}), core, timestep)
 
-    def observe_after(self, timestep: types.TimeStep) -> types.PyTree:
-        """Returns the encoders' inputs for `[T, B, ...]` without the first `memory_length`."""
-        core = self.initial_core(timestep.step_type.shape[1])
-        return networks.unroll_after(self.frames, {}, core, timestep, self.memory_length)
+    def observe_after(
+        self, critic: types.PyTree, core: Any, timestep: types.TimeStep, burn_in: int
+    ) -> types.PyTree:
+        """Returns the inputs of `encode` for `[T, B, ...]` without the first `burn_in`."""
+        encoder = critic.get("encoder", {})
+        return networks.unroll_after(self.memory, encoder, core, timestep, burn_in)
 
     def encoder_params(self, critic: types.PyTree) -> types.PyTree:
-        """Returns the part of the critics' parameters that `encode` needs."""
+        """Returns the part of the critics' parameters that `observe` and `encode` need."""
         return {name: value for name, value in critic.items() if name == "encoder"}
 
     def encode(self, critic: types.PyTree, observation: types.PyTree) -> types.PyTree:
-        """Returns features `[N, ...]`, or the observation where there is no encoder."""
+        """Returns features `[N, ...]`, or the input where `critic` has no encoder."""
         if self.critic.encoder is None:
             return observation
         observation = encoders.select(observation, self.critic_keys)
@@ -320,6 +340,7 @@ def sac_network(
     critic_body: nn.Module | None = None,
     num_critics: int = 2,
     encoder: nn.Module | None = None,
+    core: nn.Module | None = None,
     trunk_size: int | None = None,
     frame_stack: int = 1,
     policy_keys: tuple[str, ...] | None = None,
@@ -336,29 +357,34 @@ def sac_network(
       policy_body: module of `agents.networks.encoders` in place of the policy's dense layers.
       critic_body: the same of each critic.
       num_critics: number of critics; targets take their minimum.
-      encoder: module of `agents.networks.encoders` that all share, for images; None for none.
+      encoder: module of `agents.networks.encoders` that all share, for images; None for none, or
+        with a core for dense layers of `hidden_sizes`.
+      core: module of `agents.networks.cores` behind the encoder, which all share; None for none.
       trunk_size: size of a dense layer with layer normalisation and a hyperbolic tangent that
-        follows the encoder, one of the policy and one of the critics, as in Kostrikov et al. 2020,
-        https://arxiv.org/abs/2004.13649; None for none.
+        follows the encoder (and the core), one of the policy and one of the critics, as in
+        Kostrikov et al. 2020, https://arxiv.org/abs/2004.13649; None for none.
       frame_stack: number of stacked frames; 1 for no stack.
       policy_keys: parts of a dict observation that the policy reads, see `networks.actor_critic`.
-      critic_keys: the same of the critics; equal to `policy_keys` if they share an encoder.
+      critic_keys: the same of the critics; equal to `policy_keys` if they share an encoder or core.
     """
     errors.require_types(sac_network, locals())
     encoders.require_parts(spec, policy_keys=policy_keys, critic_keys=critic_keys)
-    if encoder and policy_keys != critic_keys:
+    if (encoder or core) and policy_keys != critic_keys:
         raise errors.UserError(
-            "encoder: expected None, because policy_keys and critic_keys differ; use policy_body "
-            "and critic_body"
+            f"{'encoder' if encoder else 'core'}: expected None, because policy_keys and "
+            "critic_keys differ; use policy_body and critic_body"
         )
     body = encoders.MLP(hidden_sizes, activation, layer_norm)
+    torso = networks.Torso(encoder or body, core, policy_keys) if core else None
+    own_encoder = None if core else encoder
+    reader = torso.encoder if torso else encoder or (policy_body and critic_body)
     trunk = encoders.MLP((trunk_size,), "tanh", layer_norm=True) if trunk_size else None
     return SACNetwork(
         spec,
         head,
         PolicyModule(head.num_outputs, policy_body or body, trunk),
-        CriticModule(head.num_values, critic_body or body, num_critics, encoder, trunk),
-        networks.Composed(spec, _Frames(), frame_stack, encoder or (policy_body and critic_body)),
+        CriticModule(head.num_values, critic_body or body, num_critics, own_encoder, trunk),
+        networks.Composed(spec, _Memory(torso), frame_stack, reader),
         policy_keys,
         critic_keys,
     )

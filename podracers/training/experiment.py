@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import logging
 import numbers
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -117,7 +116,10 @@ class Experiment:
         if isinstance(self.total_steps, float) and self.total_steps.is_integer():
             object.__setattr__(self, "total_steps", int(self.total_steps))
         errors.require_types(self)
-        errors.require_count(self, "total_steps", most=sys.maxsize)
+        if int(self.total_steps) < 1:  # `build` compares its updates with int32
+            raise errors.UserError(
+                f"Experiment.total_steps: expected a positive int, got {self.total_steps}"
+            )
         errors.require_count(self, "log_period", "evaluation_max_steps", "keep_latest")
         errors.require_count(self, "evaluation_episodes", most=_MOST_EPISODES)
         errors.require_count(self, "greedy_evaluation_episodes", least=0, most=_MOST_EPISODES)

@@ -74,6 +74,9 @@ _IMPOSSIBLE = [
     ("R2D2", "burn_in", -1),
     ("SAC", "target_entropy", 1.0),
     ("SAC", "random_shift", 4),  # without an image
+    ("SAC", "sequence_length", 2),  # without a core
+    ("SAC", "burn_in", 1),  # as long as the sequence
+    ("SAC", "burn_in", -1),
     ("MuZero", "final_temperature", -1.0),
     ("Search", "max_depth", 0),
     *((name, "reward_clip", 0.0) for name in _NAMES),

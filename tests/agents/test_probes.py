@@ -42,6 +42,7 @@ CORES = {  # others have an LSTM
     "impala": cores.Stack(cores.MinGRU(16)),
     "vmpo": cores.Stack(cores.Attention(16, num_heads=2, window=8), num_layers=1, hidden_size=32),
     "r2d2": cores.Stack(cores.Attention(16, num_heads=2, window=8)),
+    "sac": cores.GRU(16),
 }
 OTHERS = (probes.MaskedAction, probes.MultiDiscreteReward, probes.ContinuousReward, probes.Bandit)
 ASYMMETRIC = (probes.PrivilegedReward,)
@@ -137,8 +138,14 @@ def _sac(spec, hidden, core, steps):
     options = {"target_entropy": 0.05 if is_discrete else -4.0, "initial_temperature": 0.1}
     options |= {"anneal_steps": steps, "batch_size": 128, "target_rate": 0.05}
     network = functools.partial(
-        sac_networks.sac_network, hidden_sizes=(32, 32), activation="tanh", **_keys(spec)
+        sac_networks.sac_network,
+        hidden_sizes=(32, 32),
+        activation="tanh",
+        core=core,
+        **_keys(spec),
     )
+    if core is not None:
+        options |= {"sequence_length": 12, "burn_in": 4, "batch_size": 32}
     return sac.SAC(spec, network=network, **_replay(steps, **options))
 
 
@@ -214,7 +221,10 @@ def _values(agent, params, learnt, observation):
     if not isinstance(agent, sac.SAC):
         return extras.value
     # SAC acts without its critics.
-    values = agent.net.values(learnt.critic, observation, agent.action_head.to_critics(action))
+    timestep = agent._inputs.of_step(core, timestep)
+    memory = core.core if agent.net.is_recurrent else core
+    features, _ = agent.net.observe(learnt.critic, memory, timestep)
+    values = agent.net.values(learnt.critic, features, agent.action_head.to_critics(action))
     return jnp.min(agent.action_head.taken(values, action), axis=0)
 
 

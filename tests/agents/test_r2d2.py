@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import categorical, networks, optimization, r2d2, replay, returns
+from agents import categorical, networks, optimization, r2d2, replay, returns, sac
 from agents.networks import cores, encoders
+from agents.networks import sac as sac_networks
 from podracers import errors
 from tests import streams
 from tests.agents import experience
@@ -135,6 +136,9 @@ def test_streams_explore_by_their_global_number():
 
 
 def test_steps_that_would_never_be_learnt_from_are_refused(given):
-    longer = r2d2.R2D2(ENVIRONMENT.spec, sequence_length=LENGTH + BURN_IN - 1, burn_in=BURN_IN)
-    with pytest.raises(errors.UserError, match="at least 20"):
-        longer.init_memory(given[2])
+    options = {"sequence_length": LENGTH + BURN_IN - 1, "burn_in": BURN_IN}
+    network = functools.partial(sac_networks.sac_network, core=cores.LSTM(8))
+    recurrent = sac.SAC(ENVIRONMENT.spec, network=network, **options)
+    for longer in (r2d2.R2D2(ENVIRONMENT.spec, **options), recurrent):
+        with pytest.raises(errors.UserError, match=r"\.sequence_length: expected at least 20"):
+            longer.init_memory(given[2])

@@ -326,7 +326,7 @@ def test_a_loss_without_priorities_is_a_user_error():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["r2d2", "muzero"])
+@pytest.mark.parametrize("name", ["r2d2", "sac_gru", "muzero"])
 def test_the_replay_ratio_counts_the_states_that_are_learnt_from(name):
     """Every agent takes the mean of its values over exactly the states of its loss."""
     agent, candidate = contract.AGENTS[name]()

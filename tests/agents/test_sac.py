@@ -1,12 +1,14 @@
 """SAC's losses and gradients against slow ones, its actions, and replayed images.
 
-Axis legend: `N` transitions, `D` components of an action, `A` actions.
+Axis legend: `N` sequences, `U` transitions learnt from in each, `R = U N`, `D` components of an
+action, `A` actions.
 """
 
 import dataclasses
 import functools
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,8 +16,8 @@ import optax
 import pytest
 from dm_env import specs
 
-from agents import optimization, replay, sac
-from agents.networks import encoders
+from agents import inputs, optimization, replay, sac
+from agents.networks import cores, encoders
 from agents.networks import sac as sac_networks
 from podracers import agent as agent_lib
 from podracers import environment, errors, types
@@ -39,8 +41,8 @@ class _Case(NamedTuple):
 
 
 def _spec(actions: str) -> environment.EnvironmentSpec:
-    spec = streams.RandomEpisodes(actions=actions, masked=actions == "discrete").spec
-    if actions == "continuous":
+    spec = streams.RandomEpisodes(masked=actions == "discrete").spec
+    if actions != "discrete":
         bounds = specs.BoundedArray((2,), np.float32, LOW.astype("f"), HIGH.astype("f"))
         return environment.EnvironmentSpec(spec.name, spec.observation, bounds)
     return spec
@@ -48,20 +50,26 @@ def _spec(actions: str) -> environment.EnvironmentSpec:
 
 @functools.cache
 def _case(actions: str) -> _Case:
-    """Discrete actions have an encoder of a part of the observation, in stacks of two frames."""
+    """Discrete actions have an encoder of a part of the observation, in stacks of two frames.
+
+    So does the recurrent network, of continuous actions.
+    """
     is_discrete, spec = actions == "discrete", _spec(actions)
-    options = {}
+    options, lengths = {}, {}
+    if actions == "recurrent":
+        options = {"encoder": encoders.MLP((5,)), "frame_stack": 2, "core": cores.MinGRU(4)}
+        lengths = {"sequence_length": 4, "burn_in": 2}
     if is_discrete:
         spec = dataclasses.replace(spec, observation=spec.observation | {"unread": PAIR})
         options = {"encoder": encoders.MLP((5,)), "frame_stack": 2}
         options |= {"policy_keys": ("features",), "critic_keys": ("features",)}
     network = functools.partial(sac_networks.sac_network, hidden_sizes=(4, 4), **options)
-    agent = sac.SAC(spec, gamma=GAMMA, network=network)
+    agent = sac.SAC(spec, gamma=GAMMA, network=network, **lengths)
     params = experience.moved(experience.zeros(agent).params, 0.5, seed=1)
     params = params._replace(log_temperature=jnp.log(TEMPERATURE))
     target = experience.moved(params.critic, 0.7, seed=4)
     rng = np.random.default_rng(2)
-    length = agent.net.memory_length + 2
+    length = agent.buffer.sequence_length + 1
     observation = rng.normal(size=(length, BATCH, 3)).astype(np.float32)
     if is_discrete:
         action = rng.integers(0, 3, (length - 1, BATCH)).astype(np.int32)
@@ -72,7 +80,11 @@ def _case(actions: str) -> _Case:
         action = rng.uniform(LOW, HIGH, (length - 1, BATCH, 2)).astype(np.float32)
     timestep = experience.random_episodes(1, (length, BATCH))._replace(observation=observation)
     assert timestep.truncated()[-1].any() and timestep.terminated()[-1].any()
-    rollout = types.Rollout(timestep, action, (), ())
+    state = ()
+    if agent.net.is_recurrent:
+        core = experience.moved(agent.net.initial_core(BATCH), 0.5, seed=5)
+        state = inputs.ActorState(core, rng.uniform(LOW, HIGH, (BATCH, 2)).astype(np.float32))
+    rollout = types.Rollout(timestep, action, (), state)
     weight = rng.uniform(0.5, 1.0, BATCH).astype(np.float32)
     keys = jax.random.split(jax.random.key(3), BATCH)
     return _Case(agent, params, target, replay.Sample(rollout, None, weight, keys))
@@ -88,23 +100,62 @@ def _mlp(params, x, activation):
     return x
 
 
+def _rows(actions: str, x, arrival: int):
+    """Returns `[R, ...]` of `[T + 1, N, ...]` at the starts (0) or ends (1) of transitions."""
+    buffer = _case(actions).agent.buffer
+    begin = buffer.sequence_length - buffer.learnt_states + arrival
+    return x[begin : begin + buffer.learnt_states].reshape(-1, *x.shape[2:])
+
+
+def _units(action):
+    return (action - LOW) / (HIGH - LOW) * 2.0 - 1.0
+
+
+def _slow_outputs(encoder):
+    """Returns the outputs `[T + 1, N, F]` of the recurrent network, from one step after another."""
+    agent, _, _, sample = _case("recurrent")
+    timestep, action, _, (core, previous) = sample.rollout
+    outputs = []
+    for time in range(len(timestep.reward)):
+        now = jax.tree.map(lambda x: x[time], timestep)  # noqa: B023
+        going = ~now.first()
+        seen = {
+            "observation": now.observation,
+            "previous_action": _units(action[time - 1] if time else previous) * going[:, None],
+            "previous_reward": now.reward * going,
+        }
+        output, core = agent.net.memory.step(encoder, core, now._replace(observation=seen))
+        outputs.append(output)
+        if time + 1 == agent.burn_in:
+            core = jax.lax.stop_gradient(core)
+    return jnp.stack(outputs)
+
+
 def _slow_losses(actions: str, params: sac_networks.Params):
-    """Returns the losses of `params` `[3, N]`, the targets `[N]` and the values `[2, N]`.
+    """Returns the losses of `params` `[3, R]`, the targets `[R]` and the values `[2, R]`.
 
     `arrival` is 0 at the start of a transition, and 1 at its end.
     """
-    _, constant, target_critic, sample = _case(actions)
-    timestep, action = sample.rollout.timestep, sample.rollout.action[-1]
+    agent, constant, target_critic, sample = _case(actions)
+    rows = functools.partial(_rows, actions)
+    timestep, action = sample.rollout.timestep, rows(sample.rollout.action, 0)
     is_discrete = actions == "discrete"
-    keys = jax.vmap(jax.random.split)(sample.key)
-    noise = jax.vmap(jax.vmap(lambda key: jax.random.normal(key, (2,))))(keys)  # [N, 2, D]
+    shape = 2, agent.buffer.learnt_states
+    keys = jax.vmap(lambda key: jax.random.split(key, shape), out_axes=2)(sample.key).reshape(2, -1)
+    noise = jax.vmap(jax.vmap(lambda key: jax.random.normal(key, (2,))))(keys)  # [2, R, D]
+
+    outputs = {}  # of the recurrent network, by the id of the critics
 
     def features(critic, arrival):
+        if actions == "recurrent":
+            if id(critic) not in outputs:
+                outputs[id(critic)] = _slow_outputs(critic["encoder"])
+            return rows(outputs[id(critic)], arrival)
         if not is_discrete:
-            return timestep.observation[arrival]
-        frames, first = timestep.observation["features"], timestep.first()[1 + arrival]
-        before = np.where(first[:, None], frames[1 + arrival], frames[arrival])
-        stack = np.concatenate([before, frames[1 + arrival]], axis=-1)
+            return rows(timestep.observation, arrival)
+        frames, first = timestep.observation["features"], rows(timestep.first(), arrival)
+        before = np.where(first[:, None], rows(frames, arrival), rows(frames, arrival - 1))
+        stack = np.concatenate([before, rows(frames, arrival)], axis=-1)
         return _mlp(critic["encoder"], stack, jnp.tanh)
 
     def values(critic, arrival, action):
@@ -117,25 +168,24 @@ def _slow_losses(actions: str, params: sac_networks.Params):
         hidden = _mlp(policy["MLP_0"], features(constant.critic, arrival), jax.nn.relu)
         outputs = _dense(policy["Dense_0"], hidden)
         if is_discrete:
-            mask = timestep.observation[environment.ACTION_MASK][-2 + arrival]
+            mask = rows(timestep.observation[environment.ACTION_MASK], arrival)
             log_p = jax.nn.log_softmax(jnp.where(mask, outputs, -1e30))
             worse = jnp.min(values(critic, arrival, jnp.zeros((BATCH, 0))), axis=0)
             return jnp.sum(jnp.exp(log_p) * worse, -1), -jnp.sum(jnp.exp(log_p) * log_p, -1)
-        mean, log_std, z = outputs[:, :2], outputs[:, 2:], noise[:, arrival]
+        mean, log_std, z = outputs[:, :2], outputs[:, 2:], noise[arrival]
         action = jnp.tanh(mean + jnp.exp(log_std) * z)
         log_prob = -0.5 * z**2 - log_std - 0.5 * np.log(2.0 * np.pi) - jnp.log(1.0 - action**2)
         return jnp.min(values(critic, arrival, action)[..., 0], axis=0), -jnp.sum(log_prob, -1)
 
     value, entropy = expect(constant.policy, target_critic, 1)
     soft_value = value + TEMPERATURE * entropy
-    target = timestep.reward[-1] + GAMMA * timestep.discount[-1] * soft_value
+    target = rows(timestep.reward, 1) + GAMMA * rows(timestep.discount, 1) * soft_value
     if is_discrete:
         taken = values(params.critic, 0, jnp.zeros((BATCH, 0)))[:, np.arange(BATCH), action]
-        mask = timestep.observation[environment.ACTION_MASK][-2]
+        mask = rows(timestep.observation[environment.ACTION_MASK], 0)
         target_entropy = 0.98 * np.log(mask.sum(axis=-1))
     else:
-        portion = (action - LOW) / (HIGH - LOW) * 2.0 - 1.0
-        taken, target_entropy = values(params.critic, 0, portion)[..., 0], -2.0
+        taken, target_entropy = values(params.critic, 0, _units(action))[..., 0], -2.0
     value, entropy = expect(params.policy, constant.critic, 0)
     policy_loss = -value - TEMPERATURE * entropy
     critic_loss = jnp.sum(0.5 * (taken - jax.lax.stop_gradient(target)) ** 2, axis=0)
@@ -144,12 +194,13 @@ def _slow_losses(actions: str, params: sac_networks.Params):
     return jnp.stack([policy_loss, critic_loss, temperature_loss]), target, taken
 
 
-@pytest.mark.parametrize("actions", ["continuous", "discrete"])
+@pytest.mark.parametrize("actions", ["continuous", "discrete", "recurrent"])
 def test_losses_and_gradients_equal_slow_ones(actions):
-    """Each part learns from its own loss alone; the encoder is a part of the critics."""
+    """Each part learns from its own loss alone; encoder and core are a part of the critics."""
     agent, params, target, sample = _case(actions)
-    kept = ~sample.rollout.timestep.last()[-2]
-    assert 1 < np.sum(~kept) < BATCH / 2
+    kept = ~_rows(actions, sample.rollout.timestep.last(), 0)
+    assert 1 < np.sum(~kept) < kept.size / 2
+    weight = np.tile(sample.weight, agent.buffer.learnt_states)
 
     def loss(params):
         learnt = agent.loss(params, sample, optimization.Context(0.0, target))
@@ -157,12 +208,12 @@ def test_losses_and_gradients_equal_slow_ones(actions):
 
     def slow_loss(params):
         losses, target, taken = _slow_losses(actions, params)
-        total = jnp.mean((jnp.sum(losses, axis=0) * sample.weight)[kept])
-        return total, (losses[:, kept], target[kept], taken[:, kept])
+        total = jnp.mean((jnp.sum(losses, axis=0) * weight)[kept])
+        return total, (losses[:, kept], target[kept], jnp.abs(taken - target), taken[:, kept])
 
     gradient, learnt = jax.jit(jax.grad(loss, has_aux=True))(params)
     evaluate = jax.jit(jax.value_and_grad(slow_loss, has_aux=True))
-    (total, (losses, targets, taken)), slow_gradient = evaluate(params)
+    (total, (losses, targets, error, taken)), slow_gradient = evaluate(params)
     streams.assert_close(gradient, slow_gradient, rtol=1e-3, atol=1e-5)
     expected = {
         "loss/total": total,
@@ -174,9 +225,10 @@ def test_losses_and_gradients_equal_slow_ones(actions):
     }
     for name, value in expected.items():
         np.testing.assert_allclose(learnt.metrics[name].result(), value, rtol=1e-4, err_msg=name)
-    priority = np.mean(np.abs(taken - targets), axis=0)
-    np.testing.assert_allclose(learnt.priority[kept], priority, rtol=1e-4)
-    np.testing.assert_array_equal(learnt.priority[~kept], -1.0)
+    for index, priority in enumerate(learnt.priority):
+        sizes = np.mean(error, axis=0)[index::BATCH][kept[index::BATCH]]
+        expected = 0.9 * sizes.max() + 0.1 * sizes.mean() if sizes.size else -1.0
+        np.testing.assert_allclose(priority, expected, rtol=1e-4)
 
 
 def test_continuous_actions_keep_their_bounds_and_their_units():
@@ -284,24 +336,53 @@ def test_weights_decay_and_the_temperature_does_not(policy_period):
     assert updates.log_temperature == 0.0
 
 
-def test_both_time_steps_are_shifted_separately_and_stacks_as_one():
+class _Pixel(nn.Module):
+    """An encoder that returns the number of a pixel, in the last two frames."""
+
+    def __call__(self, observation):
+        return observation["observation"][:, 4, 4].astype(jnp.float32)
+
+
+class _Echo(nn.Module):
+    """A core that returns its inputs."""
+
+    def initial_state(self, batch_size):
+        return jnp.zeros((batch_size, 1))
+
+    def __call__(self, state, features, first):
+        return features, state
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_stacks_are_shifted_as_one_and_time_steps_separately_unless_recurrent(recurrent):
     number = np.arange(64, dtype=np.uint8).reshape(8, 8, 1)
     frames = np.stack([np.tile(number + 64 * time, (BATCH, 1, 1, 1)) for time in range(3)])
     shape = (3, BATCH)
     timestep = types.TimeStep(frames, np.zeros(shape), np.ones(shape), np.ones(shape, np.int8))
     keys = jax.random.split(jax.random.key(0), BATCH)
-    rollout = types.Rollout(timestep, np.zeros((2, BATCH), np.int32), (), ())
-    sample = replay.Sample(rollout, None, np.ones(BATCH), keys)
     image = specs.BoundedArray((8, 8, 1), np.uint8, 0, 255)
     spec = environment.EnvironmentSpec("Images", image, specs.DiscreteArray(2))
-    encoder = encoders.CNN((2,), hidden_sizes=())
-    network = functools.partial(sac_networks.sac_network, encoder=encoder, frame_stack=2)
-    agent = sac.SAC(spec, network=network, random_shift=2)
-    found = jax.jit(agent._policy_inputs)(timestep, sample)
-    shown = np.stack([each.observation[:, 4, 4] for each in found]).astype(int)  # [2, N, 2]
-    numbers = shown - 64 * np.array([[0, 1], [1, 2]])[:, None]
+    options = {"encoder": encoders.CNN((2,), hidden_sizes=())}
+    state, lengths = (), {}
+    if recurrent:
+        options, lengths = {"encoder": _Pixel(), "core": _Echo()}, {"sequence_length": 2}
+    network = functools.partial(sac_networks.sac_network, frame_stack=2, **options)
+    agent = sac.SAC(spec, network=network, random_shift=2, **lengths)
+    if recurrent:  # the frame before the first one
+        core = agent.net.initial_core(BATCH)
+        earlier = {"observation": frames[0][:, None] - 64}
+        core = core._replace(frames=core.frames | earlier)
+        state = inputs.ActorState(core, np.zeros(BATCH, np.int32))
+    rollout = types.Rollout(timestep, np.zeros((2, BATCH), np.int32), (), state)
+    sample = replay.Sample(rollout, None, np.ones(BATCH), keys)
+    find = functools.partial(agent._observations, {}, shift_keys=jnp.stack([keys, keys[::-1]]))
+    found = np.asarray(jax.jit(find)(sample))  # [U + 1, N, ...]
+    shown = (found if recurrent else found[:, :, 4, 4]).astype(int)  # [U + 1, N, 2]
+    time = np.arange(len(shown))[:, None] + [-1, 0]  # of both frames of a stack
+    numbers = (shown - 64 * (time[:, None] + (0 if recurrent else 1))) % 256
     assert set(numbers.ravel()) <= {
         8 * row + column for row in range(2, 7) for column in range(2, 7)
     }
     np.testing.assert_array_equal(numbers[..., 0], numbers[..., 1])
-    assert np.any(numbers[0] != numbers[1]) and len(np.unique(numbers[0])) > 2
+    assert np.any(numbers[0] != numbers[1]) != recurrent
+    assert len(np.unique(numbers[0])) > 2

@@ -70,12 +70,17 @@ def test_starts_are_uniform_and_independent(subject, ranges):
     assert np.all(np.abs(np.corrcoef(numbers.T) - np.eye(len(ranges))) < 0.15)
 
 
-def test_without_velocities_only_the_observation_differs():
-    whole, masked = cartpole.CartPole(), cartpole.CartPole(velocities=False)
-    assert (whole.spec.observation.shape, masked.spec.observation.shape) == ((4,), (2,))
+@pytest.mark.parametrize(
+    ("game", "kept"),
+    [(cartpole.CartPole, np.array([0, 2])), (pendulum.Pendulum, np.array([0, 1]))],
+)
+def test_without_velocities_only_the_observation_differs(game, kept):
+    whole, masked = game(), game(velocities=False)
+    assert masked.spec.observation.shape == kept.shape < whole.spec.observation.shape
     state, _ = whole.reset(jax.random.key(0))
     other, _ = masked.reset(jax.random.key(0))
-    state, seen = whole.step(state, jnp.int32(1))
-    other, shown = masked.step(other, jnp.int32(1))
+    action = jnp.ones(whole.spec.action.shape, whole.spec.action.dtype)
+    state, seen = whole.step(state, action)
+    other, shown = masked.step(other, action)
     np.testing.assert_array_equal(jnp.stack(other), jnp.stack(state))
-    np.testing.assert_array_equal(shown.observation, seen.observation[jnp.array([0, 2])])
+    np.testing.assert_array_equal(shown.observation, seen.observation[kept])

@@ -39,6 +39,7 @@ def _assert_same(actual, expected, tolerance: float = 1e-4) -> None:
 FAST = ("ppo", "dqn")  # without and with a replay
 SLOW = ("ppo_scaled", "ppo_gru_frames", "impala_lstm", "vmpo", "vmpo_continuous", "pqn_gru")
 SLOW += ("rainbow", "r2d2", "r2d2_attention", "sac", "muzero", "ppo_asymmetric", "sac_asymmetric")
+SLOW += ("sac_gru",)
 
 
 @pytest.mark.exact  # on one backend

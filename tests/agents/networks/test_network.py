@@ -146,7 +146,7 @@ MAKERS = {
     "q_network": lambda spec, **options: networks.q_network(spec, 4, **options),
     "rule_network": lambda spec, **options: rules.rule_network(spec, OUTPUTS, **options),
     "sac_network": lambda spec, **options: (
-        sac.sac_network(spec, sac.head_from_spec(spec), **options).frames
+        sac.sac_network(spec, sac.head_from_spec(spec), **options).memory
     ),
 }
 
