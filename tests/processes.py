@@ -39,7 +39,8 @@ experiment.Experiment.evaluation_period = 8  # updates
 experiment.Experiment.evaluation_episodes = 8
 experiment.Experiment.checkpoint_period = 8  # updates
 
-# Loops that are unrolled, because compiling takes most of the time.
+# Compiling takes most of the time: loops are unrolled, and the program fits runs of any length.
+ppo.PPO.anneal_steps = 2560  # agent steps
 ppo.PPO.epochs = 1
 ppo.PPO.num_minibatches = 1
 """

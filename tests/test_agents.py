@@ -32,18 +32,16 @@ FAST = {"anakin": ("ppo", "dqn", "sac", "muzero"), "sebulba": ("ppo_lstm", "r2d2
 # The other agents under one runner, because `test_parity` compares the runners.
 SLOW = {
     "anakin": ("ppo_scaled", "impala", "vmpo_continuous", "rainbow", "pqn_gru", "r2d2", "sac_gru"),
-    "sebulba": ("ppo", "dqn", "ppo_gru_frames", "impala_lstm", "vmpo", "pqn", "sac_discrete"),
+    "sebulba": ("ppo_gru_frames", "impala_lstm", "vmpo", "pqn", "sac_discrete", "ppo_asymmetric"),
 }
-SLOW["sebulba"] += ("ppo_asymmetric", "sac_discrete_lstm")
+SLOW["sebulba"] += ("sac_discrete_lstm",)
 # Numbers of devices besides four. `test_parity` compares Sebulba on one with Anakin on four.
 NUM_DEVICES = {
     ("ppo", "anakin"): (1, 2),
     ("ppo_scaled", "anakin"): (1,),
-    ("vmpo_continuous", "anakin"): (1, 2),
+    ("vmpo_continuous", "anakin"): (2,),
     ("dqn", "anakin"): (2,),
-    ("dqn", "sebulba"): (2,),
     ("r2d2", "anakin"): (1,),
-    ("sac_gru", "anakin"): (2,),
     ("sac_discrete_lstm", "sebulba"): (2,),
     ("muzero", "anakin"): (1,),
 }
@@ -260,7 +258,7 @@ def test_a_restored_state_continues_the_run(subject):
 @pytest.mark.parametrize("name", contract.RUNNERS)
 def test_no_runner_copies_the_memory_of_the_agent(name):
     """The ring is written in place: the compiled update allocates no second one."""
-    agent, candidate = contract.AGENTS["r2d2"]()
+    agent, candidate = contract.AGENTS["dqn"]()
     agent = dataclasses.replace(agent, replay_capacity=200_000)
     runner = contract.RUNNERS[name].make(agent, candidate, 2)
     size = parallel.num_bytes(jax.eval_shape(lambda: runner.init(0)).memory) // 2

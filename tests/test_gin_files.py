@@ -33,18 +33,13 @@ SMALL_AGENTS = {
     "PQN": {"epochs": 1, "num_minibatches": 1},
     "R2D2": {"batch_size": 8, "min_replay": 8, "replay_capacity": 4_000},
     "RuleAgent": {"batch_size": 8, "min_replay": 8},
-    "SAC": {"batch_size": 8, "min_replay": 8, "replay_capacity": 400, "replay_ratio": 1.0},
+    "SAC": {"batch_size": 4, "min_replay": 8, "replay_capacity": 400, "replay_ratio": 0.125},
     "VMPO": {"epochs": 1, "num_minibatches": 1},
 }
 TRACED = ("memory_r2d2", "pendulum_sac", "pong_ppo_cpu", "snake_ppo")  # in every run of the tests
-# Experiments that take an update: one of each agent, runner and kind of environment that
-# test_agents.py does not combine.
-UPDATES = (
-    *TRACED,
-    *("cartpole_rainbow", "catch_alphazero", "catch_impala", "catch_muzero", "catch_vmpo"),
-    *("dmc_cartpole_swingup_pixels_sac", "minatar_breakout_pqn", "lpg_small", "mujoco_sac"),
-    *("pong_dqn_cpu", "pong_impala_cpu", "pong_r2d2_cpu", "tabular_grid_lpg_rule"),
-)
+# Experiments that take an update: those whose agents, runner and kind of environment neither
+# test_agents.py nor envpool/test_families.py combines.
+UPDATES = ("snake_ppo", "minatar_breakout_pqn", "pong_dqn_cpu", "dmc_cartpole_swingup_pixels_sac")
 # Values that a file leaves to the user.
 CHOICES = {
     "gin/environments/jumanji.gin": ("Jumanji.name = 'Maze-v0'",),
@@ -115,7 +110,16 @@ def test_experiments_can_be_built(path):
         assert other.steps_per_update == parts.runner.steps_per_update
 
 
-@pytest.mark.parametrize("path", _files("agents", "environments"))
+# Files that an experiment includes: others, or a part.
+INCLUDED = {
+    name
+    for path in (ROOT / "gin/experiments").glob("*.gin")
+    for name in re.findall(r"^include '(.*)'", path.read_text(), re.M)
+}
+PARTS = [path for path in _files("agents", "environments") if path.values[0] not in INCLUDED]
+
+
+@pytest.mark.parametrize("path", PARTS)
 def test_parts_can_be_built(path):
     parts = _load_small(path).build()
     assert jax.eval_shape(parts.agent.init_learner, jax.random.key(0))
@@ -136,19 +140,11 @@ def test_experiments_take_an_update(name):
         assert np.all(np.isfinite(leaf))
 
 
-# Other experiments, and parts that no experiment includes.
-INCLUDED = {
-    name
-    for path in (ROOT / "gin/experiments").glob("*.gin")
-    for name in re.findall(r"^include '(.*)'", path.read_text(), re.M)
-}
-
-
 @pytest.mark.parametrize(
     "path",
     [
         pytest.param(*path.values, id=path.id, marks=() if path.id in TRACED else pytest.mark.slow)
-        for path in _files("agents", "environments", "experiments")
+        for path in (*PARTS, *_files("experiments"))
         if path.id in TRACED or (path.id not in UPDATES and path.values[0] not in INCLUDED)
     ],
 )

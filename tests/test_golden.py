@@ -89,7 +89,7 @@ def _continued(runner, state):
         ("ppo", "anakin", 1),
         pytest.param(("dqn", "anakin", 1), marks=pytest.mark.slow),
         ("ppo", "sebulba", 1),
-        ("alphazero", "anakin", 4),
+        pytest.param(("alphazero", "anakin", 4), marks=pytest.mark.slow),
         pytest.param(("muzero_reanalyze", "anakin", 4), marks=pytest.mark.slow),
         ("lpg", "anakin", 4),
         pytest.param(("rule_lpg", "anakin", 4), marks=pytest.mark.slow),

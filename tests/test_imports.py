@@ -48,6 +48,9 @@ for name in ("podracers", "agents", "environments"):
         except ModuleNotFoundError as error:
             if error.name.split(".")[0] not in optional:
                 raise
+from tests.environments import test_contract
+for make in test_contract.ENVIRONMENTS.values():
+    make().spec.zero_observation()
 from jax._src import xla_bridge
 sys.exit(f"importing initialised {list(xla_bridge._backends)}" if xla_bridge._backends else 0)
 """
@@ -65,7 +68,7 @@ def _imports(path: pathlib.Path) -> set[str]:
     return names
 
 
-def test_importing_touches_no_device():
+def test_imports_and_specs_touch_no_device():
     command = [sys.executable, "-c", _IMPORT_ALL]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

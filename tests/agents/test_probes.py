@@ -186,8 +186,8 @@ AGENTS = {
     "ppo": Agent(
         functools.partial(_actor_critic, ppo.PPO, entropy_cost=0.001), 80, OTHERS + ASYMMETRIC
     ),
-    "impala": Agent(_impala, 800, ASYMMETRIC),
-    "vmpo": Agent(_vmpo, 80, OTHERS),
+    "impala": Agent(_impala, 800),
+    "vmpo": Agent(_vmpo, 80, OTHERS[1:]),
     "dqn": Agent(_dqn, 200),
     "rainbow": Agent(_rainbow, 200, (probes.MaskedAction,)),
     "pqn": Agent(_pqn, 120),

@@ -31,7 +31,6 @@ def play(env: brax.Brax, pushes: list[float], steps: int = LENGTH) -> types.Time
     [
         ("fast", {}),
         pytest.param("ant", {"backend": "spring"}, marks=pytest.mark.slow),
-        pytest.param("reacher", {"backend": "spring"}, marks=pytest.mark.slow),
     ],
 )
 def test_keeps_the_contract(name, options):

@@ -75,9 +75,7 @@ def test_runs_by_its_id_alone_and_is_rendered(name, monkeypatch):
         assert matplotlib.get_backend() == before
 
 
-@pytest.mark.parametrize(
-    "name", _cases(["Maze-v0"], ["RubiksCube-v0", "Connector-v3", "SearchAndRescue-v0", "Snake-v1"])
-)
+@pytest.mark.parametrize("name", _cases(["Maze-v0"], ["RubiksCube-v0", "SearchAndRescue-v0"]))
 def test_time_limit_truncates_and_changes_nothing_else(name):
     """Compares with Jumanji's own environment, whose clock ends episodes in its own way."""
     limit = 4

@@ -14,9 +14,9 @@ package = pytest.importorskip("mujoco_playground")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["CartpoleSwingup", "PointMass", "ReacherEasy"])
-def test_keeps_the_contract(name):
-    contract.check_environment(playground.Playground(name, episode_length=5), num_steps=12)
+def test_keeps_the_contract():
+    reacher = playground.Playground("ReacherEasy", episode_length=5)  # with a random target
+    contract.check_environment(reacher, num_steps=12)
 
 
 @pytest.mark.slow

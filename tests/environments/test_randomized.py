@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import ppo
 from environments import brax, cartpole, pendulum, playground, randomized, wrappers
-from podracers import sebulba, unroll
-from tests import contract, streams
+from podracers import unroll
+from tests import streams
 
 RANGES = {"mass": (0.5, 2.0), "gravity": (0.8, 1.2)}
 KEY = jax.random.key(0)
@@ -140,23 +139,3 @@ def test_factors_may_be_observed():
         )
     np.testing.assert_array_equal(timestep.observation["factors"], 1.0)
     np.testing.assert_array_equal(timestep.observation["observation"], play(SHORT)[1].observation)
-
-
-@pytest.mark.slow
-@pytest.mark.exact
-def test_both_runners_learn_the_same_and_a_restored_run_continues():
-    agent, candidate = contract.case(
-        ppo.PPO,
-        contract.tiny_network(),
-        num_minibatches=2,
-        wrapper=lambda inner: randomized.Randomized(inner, {"end": (0.2, 2.0)}),
-    )
-    subject = contract.RUNNERS["anakin"].make(contract.Recorder(agent), candidate, 4)
-    history = contract.run(subject, 4)
-    restored, _ = subject.step(contract.restore(subject, history.states[2]), 2)
-    streams.assert_same(restored, history.states[-1])
-    other = sebulba.Sebulba(
-        contract.Recorder(agent), candidate, contract.NUM_ENVS, contract.ROLLOUT_LENGTH, lag=0
-    )
-    streams.assert_close(contract.run(other, 4).rollouts, history.rollouts, rtol=1e-4, atol=1e-4)
-    other.close()

@@ -71,10 +71,10 @@ def test_prints_the_returns_of_the_summary(run_dir, run):
     assert result.stdout.splitlines() == _lines(run_dir)
     other = run(EVALUATE, "--run_dir", run_dir, "--seed", 5).stdout.splitlines()
     assert len(other) == 2 and other != _lines(run_dir)
-    other = run(EVALUATE, "--run_dir", run_dir, "--best", "--episodes", 4).stdout
+    other = run(EVALUATE, "--run_dir", run_dir, "--best", "--episodes", 16).stdout
     best = json.loads((run_dir / "summary.json").read_text())["best_checkpoint"]
     assert other.startswith(f"step {best:,}: ")
-    assert other.count("over 4 episodes") == 2
+    assert other.count("over 16 episodes") == 2
 
 
 def test_a_run_is_read_without_its_code_and_other_code_is_named_before(

@@ -55,7 +55,7 @@ def test_vectors_join_after_the_convolutions(encoder):
 )
 def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
     """On CPU 7 images pass in 3 chunks; the expected form is XLA's, of all images at once."""
-    frames = np.random.default_rng(0).integers(0, 256, (7, 37, 36, 2), np.uint8)
+    frames = np.random.default_rng(0).integers(0, 256, (7, 21, 20, 2), np.uint8)
     frames = frames if dtype == np.uint8 else frames.astype(dtype) / 255.0
     monkeypatch.setattr(layouts, "_MIN_IMAGES", 3)
     monkeypatch.setattr(layouts, "_PIXELS", 1)

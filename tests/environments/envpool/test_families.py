@@ -41,8 +41,12 @@ def test_the_page_counts_the_ids_of_every_family():
     assert all(module_of(task_id) == module for module, _, task_id, _ in ROWS)
 
 
+# `test_envpool.py` plays the others, which have the experiment of box2d.
+TRAINED = [row for row in ROWS if row[0] not in ("toy_text", "classic_control")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+@pytest.mark.parametrize("row", TRAINED, ids=lambda row: row[0])
 def test_ten_updates(row, tmp_path):
     _, _, task_id, name = row
     bindings = [f"EnvPool.task_id = '{task_id}'", *SMALL, *SMALL_AGENTS[name.rpartition("_")[2]]]

@@ -107,7 +107,7 @@ def main():
 
 command_line.run(main)
 """
-    for redirections in ("< /dev/null", "< /dev/null >&-", "<&- 2>&-", "<&- >&- 2>&-"):
+    for redirections in ("< /dev/null >&-", "<&- 2>&-"):
         shell = ("sh", "-c", f'exec "$0" -c "$1" {redirections}', sys.executable, program)
         started = processes.spawn(shell, cwd=tmp_path, environment={"PYTHONPATH": processes.ROOT})
         ended = processes.finish(started)
@@ -126,22 +126,24 @@ command_line.run(main)
         ({"JAX_COMPILATION_CACHE_DIR": "/c"}, "/c"),
     ],
 )
-def test_a_user_without_a_home_has_a_cache_where_a_variable_names_it(variables, folder):
-    program = """
-import os
-import jax
-from podracers.commands import command_line
-
-os.getuid = lambda: 54321  # a user of a container, without an entry in /etc/passwd
-command_line.use_compilation_cache()
-print(jax.config.jax_compilation_cache_dir)
-"""
-    unset = {"HOME", "XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"}
-    kept = {name: value for name, value in os.environ.items() if name not in unset}
-    environment = {**kept, "PYTHONPATH": str(processes.ROOT), **variables}
-    ended = processes.finish(processes.spawn([sys.executable, "-c", program], env=environment))
-    assert (ended.returncode, ended.stdout) == (0, f"{folder}\n"), ended.stderr
-    assert ended.stderr.count("\n") == (folder is None)
+def test_a_user_without_a_home_has_a_cache_where_a_variable_names_it(
+    variables, folder, monkeypatch, capsys
+):
+    for name in ("HOME", "XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    # A user of a container, without an entry in /etc/passwd.
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    before = jax.config.values["jax_compilation_cache_dir"]
+    try:
+        # As JAX does when it is imported.
+        jax.config.update("jax_compilation_cache_dir", variables.get("JAX_COMPILATION_CACHE_DIR"))
+        command_line.use_compilation_cache()
+        assert jax.config.values["jax_compilation_cache_dir"] == folder
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert capsys.readouterr().err.count("\n") == (folder is None)
 
 
 def test_memory_that_a_device_lacks_gets_one_line():

@@ -62,11 +62,6 @@ def test_constant_inputs_have_another_gradient(exact):
     assert 0.02 < max(jax.tree.leaves(norms)) < 10.0
 
 
-def test_recomputing_changes_nothing(exact):
-    again = _gradient(*_case(recompute=True, agent_learning_rates=(20.0,)))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6), exact, again)
-
-
 def test_a_two_armed_bandit_by_hand():
     """One state, two actions, one update by a policy target that is `bias` at every transition."""
     bias = 0.3

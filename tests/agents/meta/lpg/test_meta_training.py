@@ -17,7 +17,7 @@ from tests.agents.meta.lpg import lifetimes
 NUM_LIFETIMES = 8
 
 
-def _runner(num_devices=1):
+def _runner(num_devices=4):
     sizes = NUM_LIFETIMES, lifetimes.PERIOD
     return anakin.Anakin(lifetimes.agent(), lifetimes.candidate(), *sizes, num_devices=num_devices)
 
@@ -28,7 +28,7 @@ def _learnt():
 
     The runner is that of `tests/test_golden.py`, so that its program is in the cache.
     """
-    runner = _runner(4)
+    runner = _runner()
     state = runner.init(0)
     fresh = jax.device_get(state.learner.train_state.params)
     state, report = runner.step(state, 6)
@@ -50,10 +50,9 @@ def test_a_rule_is_learnt_and_lifetimes_end(learnt):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_devices", [1, 2])
-def test_the_number_of_devices_changes_nothing(learnt, num_devices):
+def test_the_number_of_devices_changes_nothing(learnt):
     _, expected, _ = learnt
-    runner = _runner(num_devices)
+    runner = _runner(1)
     state, _ = runner.step(runner.init(0), 6)
     streams.assert_close(state.learner, expected.learner, rtol=1e-3)
     for x, y in zip(*map(jax.tree.leaves, (state.streams.timestep, expected.streams.timestep))):
