@@ -259,9 +259,11 @@ def random_shifts(observation: types.PyTree, pixels: int, key: jax.Array) -> typ
 
     Args:
       observation: leaves `[N, ...]`.
-      pixels: largest shift; all shifts from `-pixels` to `pixels` are equally probable.
+      pixels: largest shift; all shifts from `-pixels` to `pixels` are equally probable; 0 for none.
       key: `[N]` typed keys.
     """
+    if not pixels:
+        return observation
     shift = jax.vmap(lambda k: jax.random.randint(k, (2,), -pixels, pixels + 1))(key)  # [N, 2]
 
     def shift_one(image, shift):

@@ -17,12 +17,12 @@ The losses of a transition to `s'`, with critics `q_i`, target critics `q'_i`, t
     temperature: α (H(s) - target entropy)
 
 With a recurrent network, `s` is the output of a core that policy and critics share, and that the
-critics' loss alone trains: the form that Yang and Nguyen, "Recurrent Off-policy Baselines for
-Memory-based Continuous Control", 2021, https://arxiv.org/abs/2110.12628, have in their code beside
-the separate cores of their results. Ni, Eysenbach and Salakhutdinov, "Recurrent Model-Free RL Can
-Be a Strong Baseline for Many POMDPs", 2022, https://arxiv.org/abs/2110.05038, separate them, too:
-a core that the policy's loss also trained did badly. Both begin with a zero state (Yang and Nguyen
-at the start of an episode); here sequences begin with the stored core, and a burn-in, as in R2D2.
+critics' loss alone trains, as the sharing variant in the code of Yang and Nguyen, "Recurrent
+Off-policy Baselines for Memory-based Continuous Control", 2021, https://arxiv.org/abs/2110.12628.
+Ni, Eysenbach and Salakhutdinov, "Recurrent Model-Free RL Can Be a Strong Baseline for Many POMDPs",
+2022, https://arxiv.org/abs/2110.05038, separate the cores: in their code, one that both losses
+trained did badly. Both begin with a zero state; here sequences begin with the stored core and a
+burn-in, as in R2D2.
 
 Axis legend: `T` time, `B` streams, `L` transitions of a sequence, `U` of them after the burn-in,
 `N` drawn sequences, `R = U N` transitions.
@@ -257,15 +257,12 @@ class SAC(replay.ReplayAgent):
             "value/mean": mean(jnp.mean(taken, axis=0)),
             "value/target": mean(td_target),
         }
-        error, weights = (
-            x.reshape(-1, *sample.weight.shape)  # [U, N]
-            for x in (jnp.mean(jnp.abs(taken - td_target), axis=0), weight)
-        )
+        error = jnp.mean(jnp.abs(taken - td_target), axis=0)
+        error, weight = (x.reshape(-1, sample.weight.size) for x in (error, weight))  # [U, N]
         mix = _PRIORITY_MIX if self.net.is_recurrent else 1.0
-        priority = replay.sequence_priority(error, weights, mix)
-        return optimization.LossOutput(
-            metrics, jnp.where(jnp.any(weights > 0.0, axis=0), priority, -1.0)
-        )
+        priority = replay.sequence_priority(error, weight, mix)
+        is_learnt = jnp.any(weight > 0.0, axis=0)
+        return optimization.LossOutput(metrics, jnp.where(is_learnt, priority, -1.0))
 
     def _policy_inputs(self, critic, timestep, sample) -> tuple[_PolicyInput, _PolicyInput]:
         """Returns both time steps of the transitions, with their memory under `critic`."""
@@ -273,7 +270,7 @@ class SAC(replay.ReplayAgent):
         shape = 2, self.buffer.learnt_states
         keys = jax.vmap(lambda key: jax.random.split(key, shape), out_axes=2)(sample.key)
         keys = keys.reshape(2, -1)  # [2, R]
-        shift_keys = keys  # not read without shifts
+        shift_keys = keys  # not used without shifts
         if self.random_shift:
             keys, shift_keys = jnp.moveaxis(jax.vmap(jax.vmap(jax.random.split))(keys), -1, 0)
         observation = _transitions(self._observations(critic, sample, shift_keys))
@@ -282,22 +279,15 @@ class SAC(replay.ReplayAgent):
 
     def _observations(self, critic, sample, shift_keys) -> types.PyTree:
         """Returns the inputs `[U + 1, N, ...]` of the encoder, or the outputs of the core."""
-
-        def shifted(observation, keys):
-            if not self.random_shift:
-                return observation
-            shift = jax.vmap(preprocessing.random_shifts, in_axes=(0, None, 0))
-            return shift(observation, self.random_shift, keys)
-
         after = functools.partial(self.net.observe_after, critic, burn_in=self._num_earlier)
+        shift = jax.vmap(lambda x, key: preprocessing.random_shifts(x, self.random_shift, key))
         timestep = self._inputs.of_rollout(sample.rollout)
         shape = timestep.reward.shape
         if not self.net.is_recurrent:
-            return shifted(after(self.net.initial_core(shape[1]), timestep), shift_keys)
+            return shift(after(self.net.initial_core(shape[1]), timestep), shift_keys)
         core, timestep = self.net.memory.prepare(sample.rollout.actor_state.core, timestep)
-        keys = jnp.broadcast_to(shift_keys[0, : shape[1]], shape)
-        observation = shifted(timestep.observation, keys)
-        return after(core, timestep._replace(observation=observation))
+        keys = jnp.broadcast_to(shift_keys[0, : shape[1]], shape)  # one shift of a sequence
+        return after(core, timestep._replace(observation=shift(timestep.observation, keys)))
 
     def targets(self, timestep, soft_value):
         """Returns the targets `[R]` of the values of the chosen actions.

@@ -78,22 +78,18 @@ class ActionCodec:
 
     Attributes:
       spec: action specification of the contract.
-      shape: shape of the inner action.
-      dtype: dtype of the inner action.
-      minimum: lower bounds of the inner action, of `shape` and `dtype`.
+      minimum: lower bounds of the inner action, of its shape and dtype.
       maximum: upper bounds, likewise.
       joint: number of values of each part, if one flat integer encodes all parts; else empty.
     """
 
     spec: specs.BoundedArray
-    shape: tuple[int, ...]
-    dtype: np.dtype
     minimum: np.ndarray
     maximum: np.ndarray
     joint: tuple[int, ...] = ()
 
     def decode(self, action: Any, xp: python_types.ModuleType = np) -> Any:
-        """Returns the inner action `[..., *shape]` for an action `[..., *spec.shape]`.
+        """Returns the inner action `[..., *inner]` for an action `[..., *spec.shape]`.
 
         Args:
           action: an array, batched or not.
@@ -103,15 +99,11 @@ class ActionCodec:
         batch = action.shape[: action.ndim - len(self.spec.shape)]
         if self.joint:
             action = xp.stack(xp.unravel_index(action, self.joint), axis=-1)
-        action = xp.reshape(action, (*batch, *self.shape)).astype(self.dtype)
+        action = xp.reshape(action, (*batch, *self.minimum.shape)).astype(self.minimum.dtype)
         if self.spec.dtype.kind == "f":
             # 64-bit bounds, rounded to 32 bits, may lie outside the interval.
             return xp.clip(action, self.minimum, self.maximum)
         return action + self.minimum
-
-    def mask_shape(self) -> tuple[int, ...]:
-        """Returns the shape of a mask over `spec`: `[A]` or `[D, A]`."""
-        return (*self.spec.shape, int(np.max(self.spec.maximum)) + 1)
 
 
 def action_codec(
@@ -144,7 +136,7 @@ def action_codec(
         with np.errstate(over="ignore"):  # infinite bounds are a fault of the spec
             bounds = (minimum.astype(np.float32), maximum.astype(np.float32))
         spec = specs.BoundedArray(shape, np.float32, *bounds, name="action")
-        return ActionCodec(spec, shape, dtype, minimum, maximum)
+        return ActionCodec(spec, minimum, maximum)
     sizes = (maximum.astype(np.int64) - minimum.astype(np.int64) + 1).ravel()
     joint = len(sizes) > 1 and mask_shape == tuple(sizes.tolist())
     single = len(sizes) == 1 and mask_shape in (None, (int(sizes[0]),))
@@ -154,13 +146,13 @@ def action_codec(
     if is_flat:
         spec = specs.DiscreteArray(most, np.int32, "action")
         parts = tuple(sizes.tolist()) if joint else ()
-        return ActionCodec(spec, shape, dtype, minimum, maximum, parts)
+        return ActionCodec(spec, minimum, maximum, parts)
     highest = sizes - 1
     if mask_shape is not None:
         # The spec of Jumanji's MultiCVRP has one node more than its mask.
         highest = np.minimum(highest, mask_shape[-1] - 1)
     spec = specs.BoundedArray(highest.shape, np.int32, 0, highest.astype(np.int32), "action")
-    return ActionCodec(spec, shape, dtype, minimum, maximum)
+    return ActionCodec(spec, minimum, maximum)
 
 
 @contextlib.contextmanager
@@ -293,6 +285,18 @@ def with_parameters(simulator: Any, attribute: str, values: Mapping[str, jax.Arr
 
 def _dotted(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def plain(observation: Any) -> types.PyTree:
+    """Returns nested dicts for nested mappings, named tuples and dataclasses; or an array."""
+    if hasattr(observation, "_asdict"):
+        observation = observation._asdict()
+    elif dataclasses.is_dataclass(observation):
+        fields = dataclasses.fields(observation)
+        observation = {field.name: getattr(observation, field.name) for field in fields}
+    if isinstance(observation, Mapping):
+        return {key: plain(child) for key, child in observation.items()}
+    return observation
 
 
 def strong(tree: types.PyTree) -> types.PyTree:

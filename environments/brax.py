@@ -56,7 +56,7 @@ class Brax(adaptors.Adaptor):
         return environment.EnvironmentSpec(
             name=self.name,
             observation=jax.tree.map(
-                lambda leaf: specs.Array(leaf.shape, np.float32), _plain(shapes.obs)
+                lambda leaf: specs.Array(leaf.shape, np.float32), adaptors.plain(shapes.obs)
             ),
             action=specs.BoundedArray((int(inner.action_size),), np.float32, -1.0, 1.0, "action"),
             max_episode_steps=self.episode_length,
@@ -65,7 +65,7 @@ class Brax(adaptors.Adaptor):
 
     def reset(self, key: jax.Array) -> tuple[adaptors.CountedState, types.TimeStep]:
         inner = adaptors.strong(self._built.reset(key))
-        observation, _ = _finite(_plain(inner.obs))
+        observation, _ = _finite(adaptors.plain(inner.obs))
         metrics = dict.fromkeys(self.metrics, jnp.zeros(()))
         state = adaptors.CountedState(inner, jnp.zeros((), jnp.int32), metrics)
         return state, types.restart(observation, metrics)
@@ -76,7 +76,7 @@ class Brax(adaptors.Adaptor):
         # Some environments write into the dictionaries of their argument: pass a copy.
         inner = jax.tree.map(lambda leaf: leaf, state.inner)
         inner = adaptors.strong(self._advance(inner, jnp.clip(action, -1.0, 1.0)))
-        observation, whole = _finite(_plain(inner.obs))
+        observation, whole = _finite(adaptors.plain(inner.obs))
         reward, reward_whole = _finite(inner.reward)
         steps = state.steps + 1
         terminated = (inner.done > 0.0) | ~whole | ~reward_whole
@@ -124,13 +124,6 @@ class Brax(adaptors.Adaptor):
         name = f"brax's {self.name}"
         with adaptors.options_of(name, self.options):
             return envs.get_environment(self.name, **self.options)
-
-
-def _plain(observation: Any) -> types.PyTree:
-    """Returns an array, or plain dicts for any other mapping."""
-    if isinstance(observation, Mapping):
-        return {key: _plain(child) for key, child in observation.items()}
-    return observation
 
 
 def _finite(tree: types.PyTree) -> tuple[types.PyTree, jax.Array]:

@@ -54,10 +54,10 @@ class Jumanji(adaptors.Adaptor):
         inner, limit = self._built
         with jax.ensure_compile_time_eval():
             observation = _observation_spec(inner.observation_spec)
-        if self._masked:
-            observation[environment.ACTION_MASK] = specs.BoundedArray(
-                self._actions.mask_shape(), bool, False, True, environment.ACTION_MASK
-            )
+        if self._mask is not None:
+            shape = environment.legal_values(self._actions.spec).shape
+            mask = specs.BoundedArray(shape, bool, False, True, environment.ACTION_MASK)
+            observation[environment.ACTION_MASK] = mask
         return environment.EnvironmentSpec(self.name, observation, self._actions.spec, limit)
 
     def reset(self, key: jax.Array) -> tuple[adaptors.CountedState, types.TimeStep]:
@@ -117,22 +117,21 @@ class Jumanji(adaptors.Adaptor):
         return inner, limit
 
     @functools.cached_property
-    def _masked(self) -> bool:
-        return environment.ACTION_MASK in _children(self._built[0].observation_spec)
+    def _mask(self) -> Any:
+        """Jumanji's specification of the action mask, or None."""
+        return _children(self._built[0].observation_spec).get(environment.ACTION_MASK)
 
     @functools.cached_property
     def _actions(self) -> adaptors.ActionCodec:
         with jax.ensure_compile_time_eval():
-            inner = self._built[0]
-            mask = _children(inner.observation_spec).get(environment.ACTION_MASK)
+            spec, mask = self._built[0].action_spec, self._mask
             mask_shape = None if mask is None else tuple(mask.shape)
-            spec = inner.action_spec
             low, high = np.asarray(spec.minimum), np.asarray(spec.maximum)
             return adaptors.action_codec(self.name, spec.shape, spec.dtype, low, high, mask_shape)
 
     def _observe(self, observation: Any) -> types.PyTree:
-        observation = _to_dict(observation)
-        if self._masked:
+        observation = adaptors.plain(observation)
+        if self._mask is not None:
             shape = self.spec.observation[environment.ACTION_MASK].shape
             mask = jnp.asarray(observation[environment.ACTION_MASK], bool).reshape(shape)
             # Agents of MMST that are done, and walled starts of Maze, have no legal action.
@@ -180,18 +179,6 @@ def _observation_spec(spec: Any, name: str = "observation") -> types.PyTree:
         return specs.Array(spec.shape, dtype, name)
     bounds = (np.asarray(bound, dtype) for bound in (spec.minimum, spec.maximum))
     return specs.BoundedArray(spec.shape, dtype, *bounds, name=name)
-
-
-def _to_dict(observation: Any) -> types.PyTree:
-    """Converts nested named tuples and dataclasses to nested dicts."""
-    if hasattr(observation, "_asdict"):
-        observation = observation._asdict()
-    elif dataclasses.is_dataclass(observation):
-        fields = dataclasses.fields(observation)
-        observation = {field.name: getattr(observation, field.name) for field in fields}
-    if isinstance(observation, Mapping):
-        return {key: _to_dict(child) for key, child in observation.items()}
-    return observation
 
 
 @contextlib.contextmanager

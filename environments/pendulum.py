@@ -56,7 +56,7 @@ class Pendulum:
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
-        high = np.array([1.0, 1.0, MAX_SPEED][: self._size], np.float32)
+        high = np.array([1.0, 1.0, MAX_SPEED] if self.velocities else [1.0, 1.0], np.float32)
         return environment.EnvironmentSpec(
             name="Pendulum",
             observation=specs.BoundedArray(high.shape, np.float32, -high, high),
@@ -84,14 +84,10 @@ class Pendulum:
         truncated = state.time >= self.max_episode_steps
         return state, types.transition(self._observe(state), -cost, truncated=truncated)
 
-    @property
-    def _size(self) -> int:
-        """Numbers of an observation."""
-        return 3 if self.velocities else 2
-
     def _observe(self, state: State) -> jax.Array:
         """Returns the observation of a state, `[3]` or `[2]`."""
-        return jnp.stack([jnp.cos(state.angle), jnp.sin(state.angle), state.speed][: self._size])
+        place = jnp.cos(state.angle), jnp.sin(state.angle)
+        return jnp.stack((*place, state.speed) if self.velocities else place)
 
     def render(self, state: State) -> np.ndarray:
         """Draws the rod, and the torque as an arc, uint8 `[height, width, 3]`."""

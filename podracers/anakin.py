@@ -70,10 +70,9 @@ class Anakin:
         errors.require_count(self, "num_envs", "rollout_length", "population", "steps_per_pass")
         if isinstance(self.reset_batch, str):
             errors.require_known("Anakin.reset_batch: got", self.reset_batch, ("auto",))
-        elif self.reset_batch is not None:
+        else:
             errors.require_count(self, "reset_batch")
-        if self.num_devices is not None:
-            errors.require_count(self, "num_devices")
+        errors.require_count(self, "num_devices")
         values = population_lib.by_option(self.agent, self.population, self.population_values)
         object.__setattr__(self, "population_values", values)
         errors.require_count(self, "steps_per_update")

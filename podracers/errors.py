@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import numbers
 import os
 import re
 import sysconfig
@@ -47,16 +48,21 @@ def file_errors(action: str) -> Iterator[None]:
 def require_count(part: Any, *names: str, least: int = 1, most: int = INT32_MAX) -> None:
     """Raises a `UserError` unless the attributes `names` are ints from `least` to `most`.
 
+    None is accepted where a dataclass annotates it.
+
     Args:
       part: an agent, a runner or another part.
       *names: the attributes' names.
       least: the lowest value that is allowed.
       most: the highest value that is allowed.
     """
+    fields = getattr(part, "__dataclass_fields__", {})
     for name in names:
-        value = getattr(part, name)
-        is_int = isinstance(value, int) and not isinstance(value, bool)
-        if not is_int or not least <= value <= most:
+        value: Any = getattr(part, name)
+        if value is None and name in fields and "None" in str(fields[name].type):
+            continue
+        is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if not is_int or not least <= int(value) <= most:
             expected = "a positive int" if least == 1 else f"an int of at least {least}"
             raise UserError(
                 f"{type(part).__name__}.{name}: expected {expected} (up to {most}), got {value!r}"

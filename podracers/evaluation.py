@@ -51,9 +51,10 @@ class Episodes(NamedTuple):
         """Returns the mean return of each member, `[P]` or a scalar."""
         return np.mean(self.returns, axis=-1)
 
-    def mean_metrics(self) -> dict[str, np.ndarray]:
-        """Returns the mean of each metric by name, of each member."""
-        return {name: np.mean(values, axis=-1) for name, values in self.metrics.items()}
+    def means(self) -> dict[str, np.ndarray]:
+        """Returns the means of return, length and each metric by name, of each member."""
+        values = {"return": self.returns, "length": self.lengths, **self.metrics}
+        return {name: np.mean(each, axis=-1) for name, each in values.items()}
 
     def standard_error(self) -> float:
         """Returns the standard error of the mean return, over members if any, else episodes."""
@@ -118,8 +119,7 @@ class Evaluator:
     precision: precision_lib.Precision = precision_lib.DEFAULT
 
     def __post_init__(self):
-        if self.num_episodes is not None:
-            errors.require_count(self, "num_episodes")
+        errors.require_count(self, "num_episodes")
 
     @property
     def count(self) -> int:
@@ -333,9 +333,9 @@ def play_together(
     Returns:
       The complete sets in process 0; None elsewhere, and if a signal stopped any process.
     """
-    file, played = io.BytesIO(), []
+    file, played, share = io.BytesIO(), [], (processes.index(), processes.count())
     with contextlib.suppress(Stopped):  # leaves the message empty
-        played = [episodes for episodes in play(processes.share()) if episodes is not None]
+        played = [episodes for episodes in play(share) if episodes is not None]
         np.savez(file, *jax.tree.leaves(played))
     messages = processes.gather(file.getvalue())
     if not messages or not all(messages):

@@ -142,13 +142,8 @@ class EpisodeStatistics(NamedTuple):
     def flush(self) -> tuple["EpisodeStatistics", dict[str, types.Mean]]:
         """Returns the metrics of the episodes that ended, and the statistics without them."""
         ended = jnp.sum(self.ended)
-        means = {
-            "episode/return": types.Mean(jnp.sum(self.ended_return), ended),
-            "episode/length": types.Mean(jnp.sum(self.ended_length), ended),
-        } | {
-            f"episode/{name}": types.Mean(jnp.sum(total), ended)
-            for name, total in self.ended_metrics.items()
-        }
+        totals = {"return": self.ended_return, "length": self.ended_length, **self.ended_metrics}
+        means = {f"episode/{name}": types.Mean(jnp.sum(x), ended) for name, x in totals.items()}
         zero = jnp.zeros_like(self.ended)
         flushed = self._replace(ended_return=zero, ended_length=zero, ended=zero, ended_metrics={})
         return flushed, means

@@ -67,8 +67,7 @@ class _Gated(_Units):
     chrono_steps: int | None = None
 
     def __post_init__(self):
-        if self.chrono_steps is not None:
-            errors.require_count(self, "chrono_steps", least=3)
+        errors.require_count(self, "chrono_steps", least=3)
         super().__post_init__()
 
     def _inputs(self, features: jax.Array, *signs: int) -> jax.Array:
@@ -392,9 +391,7 @@ class Stack(nn.Module):
     hidden_size: int | None = None
 
     def __post_init__(self):
-        errors.require_count(self, "num_layers")
-        if self.hidden_size is not None:
-            errors.require_count(self, "hidden_size")
+        errors.require_count(self, "num_layers", "hidden_size")
         if not hasattr(self.core, "initial_state"):
             got = errors.path_of(self.core)
             raise errors.UserError(f"Stack.core: expected a core such as MinGRU, got {got}")

@@ -341,8 +341,7 @@ class OneHot(nn.Module):
     reads_integers = True  # see `network.Composed`
 
     def __post_init__(self):
-        if self.num_values is not None:
-            errors.require_count(self, "num_values")
+        errors.require_count(self, "num_values")
         super().__post_init__()
 
     @nn.compact

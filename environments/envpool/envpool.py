@@ -57,10 +57,8 @@ class EnvPool:
 
     def __post_init__(self):
         errors.require_types(self)
-        errors.require_count(self, "action_repeat")
+        errors.require_count(self, "action_repeat", "max_episode_steps")
         episode_metrics.check("EnvPool.metrics", self.metrics)
-        if self.max_episode_steps is not None:
-            errors.require_count(self, "max_episode_steps")
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:

@@ -99,7 +99,8 @@ def _leaf(key: str, array: Any, codec: adaptors.ActionCodec) -> Leaf:
     shape, dtype = _shape(array), np.dtype(array.dtype)
     name = key.rpartition(":")[2]
     if key == f"obs:{environment.ACTION_MASK}":
-        spec = specs.BoundedArray(codec.mask_shape(), bool, False, True, name)
+        shape = environment.legal_values(codec.spec).shape
+        spec = specs.BoundedArray(shape, bool, False, True, name)
         return Leaf(key, spec, is_mask=True)
     if dtype == np.uint8:
         spec = specs.BoundedArray(shape, dtype, 0, 255, name)

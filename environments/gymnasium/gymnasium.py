@@ -23,7 +23,7 @@ from gymnasium.envs import registration
 
 from environments import adaptors, episode_metrics
 from environments.gymnasium import async_vector, spaces, sync_vector
-from podracers import environment, errors, types
+from podracers import environment, errors, types, video
 
 _MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker", "render_mode")
 
@@ -120,9 +120,7 @@ class Gymnasium:
         with factory._temporary_env() as env:
             try:  # missing libraries are often detected only at the first picture
                 env.reset(seed=0)
-                picture = env.render()
-                if getattr(picture, "dtype", None) != np.uint8 or picture.shape[2:] != (3,):
-                    raise TypeError("expected render() to return uint8 [height, width, 3]")
+                video.picture(self, env.render())
             except Exception as error:
                 raise errors.UserError(
                     f"Gymnasium's {self.spec.name} cannot be drawn: {errors.first_line(error)}"

@@ -300,7 +300,8 @@ class Checkpointer:
         """Verifies and restores one item of one step, with the metadata."""
         folder, fault = self._directory / str(step), None
         try:
-            integrity.verify(folder, (item, "metadata"), processes.share())
+            share = processes.index(), processes.count()
+            integrity.verify(folder, (item, "metadata"), share)
         except integrity.DamagedError as error:
             fault = str(error)
         if fault := next(filter(None, processes.all_gather(fault)), None):

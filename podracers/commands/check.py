@@ -27,14 +27,8 @@ from podracers.commands import command_line
 from podracers.training import config
 
 _CLASSES = (
-    "Brax",
-    "Craftax",
-    "EnvPool",
-    "Gymnasium",
-    "Gymnax",
-    "Jumanji",
-    "Playground",
-    "XMiniGrid",
+    *("Brax", "Craftax", "EnvPool", "Gymnasium"),
+    *("Gymnax", "Jumanji", "Playground", "XMiniGrid"),
 )
 _ADAPTORS = {name.lower(): name for name in _CLASSES}  # by module
 

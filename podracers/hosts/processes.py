@@ -216,11 +216,6 @@ def count() -> int:
     return _STATE.num_processes or 1
 
 
-def share() -> tuple[int, int]:
-    """Returns the number of this process, and how many there are."""
-    return index(), count()
-
-
 def any_process(flag: bool) -> bool:
     """Returns whether the flag is set in any process; all of them call it at the same moment."""
     if not is_several():

@@ -78,9 +78,7 @@ class Sebulba:
     def __post_init__(self):
         errors.require_count(self, "num_envs", "rollout_length", "steps_per_update")
         errors.require_count(self, "lag", least=0)
-        for name in ("batches_per_actor", "num_threads"):
-            if getattr(self, name) is not None:
-                errors.require_count(self, name)
+        errors.require_count(self, "batches_per_actor", "num_threads")
         if not self.timeout > 0:
             raise errors.UserError(f"Sebulba.timeout: expected seconds, got {self.timeout!r}")
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import logging
-import math
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,14 +18,6 @@ from podracers.checkpoints import storage
 from podracers.hosts import processes
 from podracers.training import config, loggers
 
-# Counts of at least 1; other counts are at least 0.
-_POSITIVE = (
-    "total_steps",
-    "log_period",
-    "evaluation_episodes",
-    "evaluation_max_steps",
-    "keep_latest",
-)
 _MOST_EPISODES = 1_000_000  # of an evaluation; a JAX environment plays them at once
 
 _LOGGER = logging.getLogger(__name__)
@@ -125,13 +116,15 @@ class Experiment:
         if isinstance(self.total_steps, float) and self.total_steps.is_integer():
             object.__setattr__(self, "total_steps", int(self.total_steps))
         errors.require_types(self)
-        for field in dataclasses.fields(self):
-            value, least = getattr(self, field.name), int(field.name in _POSITIVE)
-            is_count = field.name.endswith("evaluation_episodes")
-            most = _MOST_EPISODES if is_count else math.inf
-            if isinstance(value, int) and not least <= value <= most:
-                bound = f"at least {least}" if value < least else f"at most {most}"
-                raise errors.UserError(f"Experiment.{field.name}: expected {bound}, got {value}")
+        if int(self.total_steps) < 1:  # `build` compares its updates with int32
+            raise errors.UserError(
+                f"Experiment.total_steps: expected a positive int, got {self.total_steps}"
+            )
+        errors.require_count(self, "log_period", "evaluation_max_steps", "keep_latest")
+        errors.require_count(self, "evaluation_episodes", most=_MOST_EPISODES)
+        errors.require_count(self, "greedy_evaluation_episodes", least=0, most=_MOST_EPISODES)
+        periods = "evaluation_period", "checkpoint_period", "profile_update"
+        errors.require_count(self, *periods, "seed", "keep_best", least=0)
         _ = self.precision  # refuses unknown names
         precision.require_32_bits()
         if self.checkpoint_directory is not None:

@@ -33,12 +33,13 @@ def find(path: str) -> str:
 
 def bound_names(paths: Iterable[str]) -> set[str]:
     """Returns the macros (`SEED`) and parameters (`PPO.gamma`) of .gin files and their includes."""
-    names = set()
-    for path in paths:
-        text = pathlib.Path(find(path)).read_text("utf-8-sig", "replace")
+    names, files = set(), list(map(find, paths))
+    for path in files:  # it grows by the includes
+        text = pathlib.Path(path).read_text("utf-8-sig", "replace")
         bound = re.findall(r"^([\w./]+) *=|%(\w+)", text, re.MULTILINE)
         names |= {".".join("".join(pair).split(".")[-2:]) for pair in bound}
-        names |= bound_names(re.findall(r"^include ['\"](.+?)['\"]", text, re.MULTILINE))
+        included = map(find, re.findall(r"^include ['\"](.+?)['\"]", text, re.MULTILINE))
+        files += [each for each in included if each not in files]
     return names
 
 

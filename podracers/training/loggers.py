@@ -41,6 +41,8 @@ _SHOWN = {
 _WANDB_MODES = ("online", "offline", "disabled")
 _LINE_PERIOD = 10.0  # seconds between two lines of a log file
 
+Options = Mapping[str, bool | float | str]  # hyperparameters by name
+
 
 class Logger:
     """Receives the metrics of each log period, the configuration and the summary of a run."""
@@ -54,9 +56,7 @@ class Logger:
         """
         raise NotImplementedError
 
-    def write_configuration(
-        self, step: int, texts: Mapping[str, str], values: Mapping[str, bool | float | str]
-    ) -> None:
+    def write_configuration(self, step: int, texts: Mapping[str, str], values: Options) -> None:
         """Logs the configuration, at each start of a run.
 
         Args:
@@ -158,9 +158,7 @@ class TensorBoardLogger(Logger):
         ]
         self._add(event_pb2.Event(step=step, summary=summary_pb2.Summary(value=scalars)))
 
-    def write_configuration(
-        self, step: int, texts: Mapping[str, str], values: Mapping[str, bool | float | str]
-    ) -> None:
+    def write_configuration(self, step: int, texts: Mapping[str, str], values: Options) -> None:
         """Adds pages to the text dashboard, and this run's row to the HParams dashboard."""
         if not texts:
             return
@@ -326,9 +324,7 @@ class WandbLogger(Logger):
         present = {name: float(value) for name, value in values.items() if not math.isnan(value)}
         self._try(lambda run: run.log(present, step=step, commit=True))
 
-    def write_configuration(
-        self, step: int, texts: Mapping[str, str], values: Mapping[str, bool | float | str]
-    ) -> None:
+    def write_configuration(self, step: int, texts: Mapping[str, str], values: Options) -> None:
         """Sets the run's configuration, by name; a resumed run may have another one."""
         self._try(lambda run: run.config.update(dict(values), allow_val_change=True))
 

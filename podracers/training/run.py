@@ -308,11 +308,8 @@ class Run:
         if experiment.evaluation_period and self._update % experiment.evaluation_period == 0:
             score, results, _ = self._evaluate()
             for prefix, episodes in results.by_prefix().items() if results else ():
-                name, lengths = f"evaluation/{prefix}", np.mean(episodes.lengths, axis=-1)
-                values |= metrics.label(f"{name}return", episodes.mean_return(), self._seeds)
-                values |= metrics.label(f"{name}length", lengths, self._seeds)
-                for metric, mean in episodes.mean_metrics().items():
-                    values |= metrics.label(f"{name}{metric}", mean, self._seeds)
+                for name, mean in episodes.means().items():
+                    values |= metrics.label(f"evaluation/{prefix}{name}", mean, self._seeds)
         for logger in self._loggers:
             logger.write(self.steps, values)
         period = experiment.checkpoint_period
@@ -482,7 +479,7 @@ class Run:
             if self._seeds:
                 pairs = zip(map(str, self._seeds), by_seed.tolist())
                 numbers[f"{prefix}return_by_seed"] = dict(pairs)
-            if own := episodes.mean_metrics():
+            if own := episodes.metrics:
                 numbers[f"{prefix}metrics"] = {name: float(np.mean(own[name])) for name in own}
         rate = self._clock.rate * self._runner.population
         summary = {

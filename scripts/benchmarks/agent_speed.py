@@ -43,7 +43,7 @@ def benchmark_agent(algorithm: str, repeats: int, bindings: Sequence[str] = ()) 
         case, per_second = {"experiment": name, "runner": key}, np.array(own) * gradients / steps
         rows.append(measure.speed(own, **case))
         rows.append(records.row("gradient steps", "gradient steps/s", per_second, **case))
-    compiled = measure.memory(runner.trace(0).lower().compile())
+    compiled: Any = runner.trace(0).lower().compile().memory_analysis()
     memory = {  # bytes on each device
         "replay": parallel.num_bytes(state.memory) // runner.mesh.devices.size,
         "arguments": compiled.argument_size_in_bytes,
@@ -88,7 +88,7 @@ def benchmark_lpg(repeats: int, bindings: Sequence[str] = ()) -> records.Result:
     for name, each in runners.items():
         rate = [lifetimes.num_envs * value for value in rates[name]]
         rows.append(records.row("speed", "environment steps/s", rate, program=name))
-        found = measure.memory(each.trace(0).lower().compile())
+        found: Any = each.trace(0).lower().compile().memory_analysis()
         size = found.argument_size_in_bytes + found.temp_size_in_bytes
         rows.append(records.row("memory of the compiled update", "bytes", size, program=name))
     size = f"{runner.num_envs} lifetimes x {lifetimes.num_envs} environments"

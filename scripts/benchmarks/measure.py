@@ -90,11 +90,6 @@ def build(gin_files: Sequence[str], bindings: Sequence[str] = ()) -> experiment.
     return experiment.load(gin_files, bindings).build()
 
 
-def memory(compiled: jax.stages.Compiled) -> Any:
-    """Returns the compiler's analysis of memory, which all backends that are measured have."""
-    return compiled.memory_analysis()
-
-
 def speed(rates: Sequence[float], **case: str | int) -> records.Row:
     """Returns rates as a row."""
     return records.row("speed", "agent steps/s", rates, **case)

@@ -13,6 +13,7 @@ import re
 import sysconfig
 from collections.abc import Iterator, Sequence
 from concurrent import futures
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -347,7 +348,7 @@ def _compile(traced: jax.stages.Traced, gradient_steps: float) -> _Program:
         pattern = r"temporaries \(\S+\) exceeds available HBM \(\S+\)|Used \S+ of \S+ \w+"
         found = re.search(pattern, str(error))
         return _Program(failure=found[0] if found else errors.first_line(error))
-    memory = measure.memory(compiled)
+    memory: Any = compiled.memory_analysis()
     found = costs.Costs(compiled.as_text() or "", gradient_steps)
     return _Program(
         arguments=memory.argument_size_in_bytes,

@@ -7,7 +7,7 @@ import pytest
 from dm_env import specs
 
 from environments import adaptors
-from podracers import errors
+from podracers import environment, errors
 
 CASES = {
     # shape, dtype, minimum, maximum, shape of the mask; an action, and the inner action
@@ -60,9 +60,8 @@ def test_images_of_bytes_have_their_channels_last(shape, expected):
 
 
 def test_masks_follow_the_actions():
-    shapes = {
-        name: adaptors.action_codec(name, *case[:5]).mask_shape() for name, case in CASES.items()
-    }
+    made = {name: adaptors.action_codec(name, *case[:5]).spec for name, case in CASES.items()}
+    shapes = {name: environment.legal_values(spec).shape for name, spec in made.items()}
     assert shapes["discrete"] == (4,) and shapes["joint"] == (6,)
     assert shapes["parts"] == (3, 4) and shapes["one part of many agents"] == (1, 3)
 

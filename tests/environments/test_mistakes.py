@@ -334,7 +334,7 @@ def test_a_wrong_result_of_a_gymnasium_environment_is_one_line(options, words):
     ("env_id", "options", "words"),
     [
         ("Drawn-v0", {"fault": "missing"}, "no_such_package"),
-        ("Drawn-v0", {"fault": "none"}, "render()"),
+        ("Drawn-v0", {"fault": "none"}, "render: expected uint8"),
         ("Walk-v0", {}, "'rgb_array'"),
     ],
 )

@@ -105,7 +105,7 @@ def test_mistakes(run_dir, run, tmp_path):
         (empty,): "has no checkpoint yet",
         (tmp_path / "nothing",): "there is no run in",
         (run_dir, "--episodes", 0): "--episodes: expected a whole number of at least 1, got '0'",
-        (run_dir, "--seed", -1): "Experiment.seed: expected at least 0, got -1",
+        (run_dir, "--seed", -1): "Experiment.seed: expected an int of at least 0",
         (run_dir, "--episodes", 4, "--video", tmp_path / "no" / "x.gif"): "No such file",
     }
     for arguments, phrase in cases.items():

@@ -24,7 +24,7 @@ from agents.meta.lpg import rule as rule_lib
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from environments import catch, wrappers
-from podracers import environment, errors, precision, types
+from podracers import environment, errors, precision, trees, types
 from podracers.commands import export
 from podracers.training import trained
 from tests import contract, documented, processes, streams
@@ -113,7 +113,7 @@ def _assert_equals_agent(program, batch_sizes=(1, 3, 8)):
             exported, state = act(state, observation, first, *reward)
             assert exported.dtype == action.dtype
             np.testing.assert_array_equal(exported, action)
-            expected = export._leaves({"actor": actor_state, "key": jax.random.key_data(key)})
+            expected = trees.leaves({"actor": actor_state, "key": jax.random.key_data(key)})
             assert state.keys() == kept.state.keys() <= expected.keys()
             for name, leaf in state.items():
                 np.testing.assert_array_equal(leaf, expected[name], name)

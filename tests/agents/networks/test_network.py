@@ -332,6 +332,11 @@ def test_a_separate_critic_shares_nothing():
             {"policy_keys": ("board",), "encoder": SMALL_CNN},
             "encoder: expected None, because policy_keys and critic_keys differ",
         ),
+        (
+            sac.sac_network,
+            {"policy_keys": ("board",), "core": cores.GRU(8)},
+            "core: expected None, because policy_keys and critic_keys differ",
+        ),
     ],
 )
 def test_wrong_keys_of_an_observation_are_one_line(make, options, words):

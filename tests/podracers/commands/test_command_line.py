@@ -74,6 +74,16 @@ def test_an_unknown_option_names_the_binding_that_is_meant(files, words, hint):
         parser.parse_args([*files, *words])
 
 
+def test_the_hint_reads_files_that_include_one_another_once(tmp_path):
+    one, two = tmp_path / "one.gin", tmp_path / "two.gin"
+    one.write_text(f"include '{two}'\nSEED = 1\n")
+    two.write_text(f"include '{one}'\n")
+    parser = command_line.Parser()
+    parser.add_experiment()
+    with pytest.raises(errors.UserError, match="did you mean --gin_bindings 'SEED = 3'"):
+        parser.parse_args(["--gin_file", str(one), "--seed", "3"])
+
+
 def test_the_hint_of_a_resumed_run_knows_its_own_configuration(tmp_path):
     (tmp_path / "config.gin").write_text("from agents import ppo\nppo.PPO.clip_epsilon = 0.2\n")
     parser = command_line.Parser()

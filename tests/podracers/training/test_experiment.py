@@ -41,7 +41,7 @@ def test_builds_the_parts(tiny):
         ("log_period", True, "got True"),
         ("evaluation_max_steps", -5, "got -5"),
         ("evaluation_episodes", 0, "got 0"),
-        ("greedy_evaluation_episodes", 10**6 + 1, "at most 1000000"),
+        ("greedy_evaluation_episodes", 10**6 + 1, "up to 1000000"),
         ("checkpoint_replay", "no", "got 'no'"),
         ("compute_dtype", "bfloat1", "'bfloat16'"),
         ("matmul_precision", "higest", "'highest'"),
