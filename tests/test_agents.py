@@ -37,7 +37,7 @@ SLOW = {
 SLOW["sebulba"] += ("sac_discrete_lstm",)
 # Numbers of devices besides four. `test_parity` compares Sebulba on one with Anakin on four.
 NUM_DEVICES = {
-    ("ppo", "anakin"): (1, 2),
+    ("ppo", "anakin"): (2,),
     ("ppo_scaled", "anakin"): (1,),
     ("vmpo_continuous", "anakin"): (2,),
     ("dqn", "anakin"): (2,),
