@@ -16,6 +16,7 @@ from podracers.commands import command_line
 from podracers.scripts.benchmarks import (
     agent_speed,
     device,
+    peers,
     ppo_speed,
     records,
     sebulba_speed,
@@ -30,10 +31,9 @@ GROUPS = {
     "tpu": tuple(f"tpu_{agent}" for agent in tpu_estimates.EXPERIMENTS),
     "device": tuple(f"device_{piece}" for piece in device.PIECES),
 }
-_BESIDE_PPO = ("cartpole", "breakout")  # tasks of the PPO in one file
-_OTHERS = ("catch", "lpg", "costs", "cores")
-NAMES = (*_BESIDE_PPO, *_OTHERS, *(name for own in GROUPS.values() for name in own))
-_LONG = ("costs", "cores", *GROUPS["device"])  # only where they are named
+_OTHERS = ("catch", "lpg", "costs", "cores", "peers")
+NAMES = (*_OTHERS, *(name for own in GROUPS.values() for name in own))
+_LONG = ("costs", "cores", "peers", *GROUPS["device"])  # only where they are named
 
 
 def _measure(name: str, o: argparse.Namespace) -> records.Result:
@@ -43,6 +43,7 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
     benchmarks = {
         "costs": lambda: tpu_estimates.benchmark_costs(o.devices, o.price[0], o.price[1], o.libtpu),
         "cores": lambda: tpu_estimates.benchmark_cores(o.repeats, o.libtpu),
+        "peers": lambda: peers.benchmark(o.peers, o.repeats),
         "lpg": lambda: agent_speed.benchmark_lpg(*own),
         "catch": lambda: ppo_speed.benchmark_batches(name, o.repeats, ppo_speed.BATCHES),
         "sebulba_impala": lambda: sebulba_speed.benchmark_learning(*own),
@@ -50,7 +51,6 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
         "device": lambda: device.benchmark(part, *own),
         "tpu": lambda: tpu_estimates.benchmark_agent(part, o.devices, o.gin_bindings, o.libtpu),
         **{agent: lambda: agent_speed.benchmark_agent(name, *own) for agent in GROUPS["replay"]},
-        **{task: lambda: ppo_speed.benchmark_ppo(name, o.repeats) for task in _BESIDE_PPO},
     }
     return benchmarks[name if name in benchmarks else kind]()
 
@@ -72,7 +72,7 @@ def main() -> int:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"of {', '.join(names)}; default: all but device, costs and cores",
+        help=f"of {', '.join(names)}; default: all but device, costs, cores and peers",
     )
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=pathlib.Path, metavar="FILE")
@@ -85,6 +85,8 @@ def main() -> int:
     install = "pip install --no-deps --target DIR libtpu==..."
     compiler = f"tpu, costs, cores: folder of the TPU compiler ({install})"
     add("--libtpu", type=pathlib.Path, metavar="DIR", help=compiler)
+    prepared = "peers: folder that scripts/prepare_peers.sh made (default: build/peers)"
+    add("--peers", type=pathlib.Path, metavar="DIR", default="build/peers", help=prepared)
     options = parser.parse_args()
     for name in options.names:
         errors.require_known("no benchmark", name, names)

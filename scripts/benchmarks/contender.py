@@ -77,14 +77,8 @@ class Contender:
 
     def memory(self) -> int:
         """Returns the sum of peak resident bytes of the process and its children."""
-        total = 0
-        for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # the process has ended
-                if int(stat.read_text().rpartition(") ")[2].split()[3]) == self._process.pid:
-                    status = stat.with_name("status").read_text()
-                    peak = re.search(r"VmHWM:\s*(\d+) kB", status)
-                    total += int(peak[1]) * 1024 if peak else 0
-        return total
+        assert self._process.pid is not None
+        return peak_memory(self._process.pid)
 
     def kill(self) -> None:
         """Ends the process and the processes that it started."""
@@ -93,6 +87,18 @@ class Contender:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
             self._process.join()
+
+
+def peak_memory(session: int) -> int:
+    """Returns the sum of peak resident bytes of the processes of a session."""
+    total = 0
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # the process has ended
+            if int(stat.read_text().rpartition(") ")[2].split()[3]) == session:
+                status = stat.with_name("status").read_text()
+                peak = re.search(r"VmHWM:\s*(\d+) kB", status)
+                total += int(peak[1]) * 1024 if peak else 0
+    return total
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Anakin PPO: beside a PPO in one file, and by the number of environments."""
+"""Anakin PPO by the number of environments."""
 
 import functools
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from agents import networks, ppo
 from agents.networks import encoders
 from environments import cartpole, catch, gymnax
 from podracers import anakin, runner
-from podracers.scripts.benchmarks import measure, records, single_file_ppo
+from podracers.scripts.benchmarks import measure, records
 
-_ENVIRONMENTS = {
+ENVIRONMENTS = {
     "cartpole": cartpole.CartPole,
     "breakout": functools.partial(gymnax.Gymnax, "Breakout-MinAtar"),
 }
@@ -21,24 +21,6 @@ _SETTINGS_BY_BATCH = {  # tasks that are not measured as in their experiment
     "catch": "as in the Podracer paper's notebook: 32 steps, one gradient step, two layers of 128",
     "breakout": _SETTINGS,
 }
-
-
-def benchmark_ppo(name: str, repeats: int) -> records.Result:
-    """Compares Anakin PPO with a PPO in one file, at 64 environments."""
-    environment, plain = _ENVIRONMENTS[name](), "a PPO in one file"
-    programs = {
-        "Anakin": measure.Stepper(_default_ppo(environment, 64), updates=20),
-        plain: measure.Stepper(single_file_ppo.SingleFilePPO(environment), updates=20),
-    }
-    rates = measure.take_turns(programs, repeats)
-    return records.Result(
-        f"Anakin PPO and a PPO in one file on {name}: 64 environments, {_SETTINGS}.",
-        (
-            *(measure.speed(values, program=key) for key, values in rates.items()),
-            measure.ratio(rates, "Anakin", plain),
-            *(_first_dispatch(stepper, program=key) for key, stepper in programs.items()),
-        ),
-    )
 
 
 def benchmark_batches(name: str, repeats: int, batches: Sequence[int]) -> records.Result:
@@ -66,7 +48,7 @@ def _default_ppo(environment, num_envs: int) -> anakin.Anakin:
 
 def _runner(name: str, num_envs: int) -> runner.Runner:
     if name == "breakout":
-        return _default_ppo(_ENVIRONMENTS[name](), num_envs)
+        return _default_ppo(ENVIRONMENTS[name](), num_envs)
     if name == "catch":
         environment = catch.Catch()
         network = functools.partial(

@@ -1,4 +1,4 @@
-"""Sebulba on EnvPool's Pong: the simulators alone, actors alone, actors and learner, a baseline.
+"""Sebulba on EnvPool's Pong: the simulators alone, actors alone, actors and learner.
 
 All settings are those of the shipped experiment. Programs run alternately, each in its own process.
 """
@@ -14,10 +14,10 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from agents import impala, networks
+from agents import networks
 from environments import envpool
-from podracers import errors, sebulba, types
-from podracers.scripts.benchmarks import contender, measure, records, single_file_sebulba
+from podracers import sebulba, types
+from podracers.scripts.benchmarks import contender, measure, records
 from podracers.training import experiment
 
 
@@ -106,21 +106,8 @@ def _small_network(setting: Setting) -> measure.Stepper:
     return setting.stepper(dataclasses.replace(parts.runner, agent=agent))
 
 
-def _baseline(setting: Setting) -> measure.Stepper:
-    """Measures the published design in one file, with the work of the setting."""
-    parts = setting.build()
-    runner, task = parts.runner, parts.environment
-    assert isinstance(parts.agent, impala.IMPALA)
-    assert isinstance(task, envpool.EnvPool)
-    if parts.agent.num_minibatches != 1:
-        raise errors.UserError("the baseline needs num_minibatches = 1")
-    settings = single_file_sebulba.Settings(runner.num_envs, runner.rollout_length)
-    options = {**task.options, "max_episode_steps": task.max_episode_steps}
-    return setting.stepper(single_file_sebulba.SingleFileSebulba(task.task_id, options, settings))
-
-
 def benchmark_learning(repeats: int, bindings: Sequence[str]) -> records.Result:
-    """Compares Sebulba with the published design at equal work, and with its own parts.
+    """Compares Sebulba with its parts.
 
     Args:
       repeats: turns of each program.
@@ -130,23 +117,20 @@ def benchmark_learning(repeats: int, bindings: Sequence[str]) -> records.Result:
         "EnvPool alone": _RawPools,
         "actors alone": _actors,
         "Sebulba": Setting.stepper,
-        "baseline": _baseline,
     }
     setting = Setting(6, 250, bindings)
     # Built in this process first: errors in bindings are reported once, before any process starts.
     runner = setting.build().runner
     with contender.together(makers, setting) as contenders:
         rates = measure.take_turns(contenders, repeats)
-        memory = {name: contenders[name].memory() for name in ("Sebulba", "baseline")}
+        memory = contenders["Sebulba"].memory()
     return records.Result(
-        "IMPALA on EnvPool's Pong: the simulators alone, actors without learning, Sebulba, and our "
-        "straightforward version of the published design, at equal work.",
+        "IMPALA on EnvPool's Pong: the simulators alone, actors without learning, and Sebulba.",
         (
             *(measure.speed(values, program=name) for name, values in rates.items()),
-            measure.ratio(rates, "Sebulba", "baseline"),
             measure.ratio(rates, "Sebulba", "EnvPool alone"),
             measure.ratio(rates, "actors alone", "EnvPool alone"),
-            *(records.row("peak memory", "bytes", size, program=p) for p, size in memory.items()),
+            records.row("peak memory", "bytes", memory, program="Sebulba"),
         ),
         tuple(runner.describe()),
     )
