@@ -1,11 +1,12 @@
 """Generates the pages of results and benchmarks: python scripts/report.py [--check].
 
 From docs/results.json come docs/generated/results.md, its pictures, docs/learning_curves.png and
-README.md's table; from the files in docs/generated/benchmarks, docs/generated/benchmarks.md; from
-those in docs/generated/rules the tables of docs/meta_learning.md. README.md and
-docs/meta_learning.md are written by hand, except between `<!-- begin: NAME -->` and
-`<!-- end: NAME -->`. A picture that shows the recorded curves is not drawn again. With --check
-nothing is written, and the exit code is 1 if a page or a picture is out of date.
+README.md's table of results; from the files in docs/generated/benchmarks,
+docs/generated/benchmarks.md and README.md's table of speeds; from those in docs/generated/rules the
+tables of docs/meta_learning.md. README.md and docs/meta_learning.md are written by hand, except
+between `<!-- begin: NAME -->` and `<!-- end: NAME -->`. A picture that shows the recorded curves is
+not drawn again. With --check nothing is written, and the exit code is 1 if a page or a picture is
+out of date.
 """
 
 import pathlib
@@ -51,7 +52,10 @@ def update(root: pathlib.Path = ROOT, write: bool = True) -> list[pathlib.Path]:
     pages = {
         generated / "results.md": tables.page(rows, names),
         generated / "benchmarks.md": records.page(generated / "benchmarks"),
-        readme: markdown.fill(markdown.read(readme), {"readme": tables.headlines(rows)}),
+        readme: markdown.fill(
+            markdown.read(readme),
+            {"readme": tables.headlines(rows), "speed": _speeds(generated / "benchmarks")},
+        ),
         of_rules: markdown.fill(markdown.read(of_rules), rule_tables),
     }
     stale = [path for path, text in pages.items() if markdown.read(path) != text]
@@ -62,6 +66,11 @@ def update(root: pathlib.Path = ROOT, write: bool = True) -> list[pathlib.Path]:
         else:
             plotting.draw(path, pictures[path])
     return stale
+
+
+def _speeds(folder: pathlib.Path) -> str:
+    peers = records.read(folder / "peers.json").results["peers"]
+    return "".join(records.tables(row for row in peers.rows if row.measure == "speed"))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ It runs in the packages of that codebase, so it imports nothing of this project.
 the standard input it trains for UPDATES updates, and prints their seconds.
 """
 
-# ruff: noqa: PLC0415 (the packages of one peer are missing beside another)
+# Packages of one peer are missing beside another.
+# ruff: noqa: PLC0415
 
 import os
 import pathlib
@@ -23,7 +24,7 @@ def purejaxrl(task: str, updates: int, folder: pathlib.Path) -> Callable[[], obj
     """Returns a run of PureJaxRL's `ppo.py`, compiled."""
     sys.path.insert(0, str(folder / "purejaxrl" / "purejaxrl"))
     import jax
-    from ppo import make_train
+    from ppo import make_train  # pyrefly: ignore[missing-import]
 
     name, minibatches, activation = PPO[task]
     config = {
@@ -40,7 +41,7 @@ def rejax(task: str, updates: int, folder: pathlib.Path) -> Callable[[], object]
     """Returns a run of rejax's PPO, compiled, without evaluations."""
     del folder
     import jax
-    import rejax as peer
+    import rejax as peer  # pyrefly: ignore[missing-import]
 
     name, minibatches, activation = PPO[task]
     steps = updates * 64 * 128

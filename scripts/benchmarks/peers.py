@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import pathlib
 import signal
@@ -12,6 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax
 
 from agents import networks, ppo
 from agents.networks import encoders
@@ -23,6 +26,7 @@ from podracers.scripts.benchmarks import contender, measure, peer_programs, ppo_
 class _Task:
     """Work that is equal for all programs."""
 
+    name: str
     peers: Sequence[str]
     updates: int  # updates a turn
     steps: int  # agent steps an update
@@ -35,19 +39,20 @@ _PPO = (
     "each of policy and value, Adam; actions are not sticky"
 )
 _TASKS = {
-    "cartpole": _Task(("purejaxrl", "rejax"), 64, 8192, _PPO.format("CartPole", 4, "tanh")),
+    "cartpole": _Task(
+        *("PPO, CartPole", ("PureJaxRL", "rejax"), 64, 8192),
+        _PPO.format("CartPole", 4, "tanh"),
+    ),
     "breakout": _Task(
-        ("purejaxrl", "rejax"), 32, 8192, _PPO.format("MinAtar's Breakout", 8, "relu")
+        *("PPO, MinAtar Breakout", ("PureJaxRL", "rejax"), 32, 8192),
+        _PPO.format("MinAtar's Breakout", 8, "relu"),
     ),
     "pong": _Task(
-        ("cleanba",),
-        10,
-        640,
+        *("IMPALA, Pong", ("Cleanba",), 10, 640),
         "IMPALA on EnvPool's Pong-v5, 32 environments x 20 steps, 4 minibatches, RMSProp, the "
         "network of Mnih et al. 2015 on four frames; 18 sticky actions of policies that are one "
-        "update old. "
-        "Cleanba has a device that acts and one that learns, and two changes that suit a CPU: its "
-        "minibatches are a Python loop, and that network replaces its residual one",
+        "update old. Cleanba has a device that acts and one that learns, and two changes that suit "
+        "a CPU: its minibatches are a Python loop, and that network replaces its residual one",
         measure.LEAD_IN,
     ),
 }
@@ -85,9 +90,9 @@ class _Peer:
     def __init__(self, name: str, task: str, folder: pathlib.Path):
         updates = _TASKS[task].updates
         self._steps = updates * _TASKS[task].steps
-        python = folder / "cleanba-env/bin/python" if name == "cleanba" else sys.executable
-        words = [python, peer_programs.__file__, name, task, updates, folder]
-        self._log = folder / f"{name}-{task}.log"
+        python = folder / "cleanba-env/bin/python" if name == "Cleanba" else sys.executable
+        words = [python, peer_programs.__file__, name.lower(), task, updates, folder]
+        self._log = folder / f"{name.lower()}-{task}.log"
         self._start: Callable[..., subprocess.Popen[str]] = functools.partial(
             subprocess.Popen,
             [*map(str, words)],
@@ -126,7 +131,8 @@ class _Peer:
             self._process.communicate()
 
 
-def _ours(name: str) -> measure.Stepper:
+def _ours(name: str, devices: int = 1) -> measure.Stepper:
+    jax.config.update("jax_num_cpu_devices", devices)
     task = _TASKS[name]
     if name == "pong":
         bindings = ["IMPALA.num_minibatches = 4", "IMPALA.optimizer = 'rmsprop'"]
@@ -139,6 +145,10 @@ def _ours(name: str) -> measure.Stepper:
         agent = ppo.PPO(environment.spec, network=network, num_minibatches=minibatches)
         runner = anakin.Anakin(agent, environment, num_envs=64, rollout_length=128)
     return measure.Stepper(runner, task.updates, task.lead_in)
+
+
+# With a CPU device for each core, no operation waits for the threads of another core.
+_OURS = {"this project": _ours, "this project, 2 CPU devices": functools.partial(_ours, devices=2)}
 
 
 def benchmark(folder: pathlib.Path, repeats: int) -> records.Result:
@@ -158,22 +168,23 @@ def benchmark(folder: pathlib.Path, repeats: int) -> records.Result:
     rows: list[records.Row] = []
     for name, task in _TASKS.items():
         with contextlib.ExitStack() as stack:
-            ours = stack.enter_context(contender.together({"podracers": _ours}, name))
+            ours = stack.enter_context(contender.together(_OURS, name))
             programs: dict[str, Any] = {**ours}
-            turns = {"podracers": _Turns(ours["podracers"], task.steps, 2 * task.updates)}
+            turns = {key: _Turns(own, task.steps, 2 * task.updates) for key, own in ours.items()}
             for peer in task.peers:
                 programs[peer] = _Peer(peer, name, folder)
                 stack.callback(programs[peer].close)
                 turns[peer] = _Turns(programs[peer], task.steps, task.updates)
             rates = measure.take_turns(turns, repeats)
             for program, values in rates.items():
-                case = {"task": name, "program": program}
+                case = {"work": task.name, "program": program}
                 rows.append(measure.speed(values, **case))
                 memory = programs[program].memory()
                 rows.append(records.row("peak memory", "bytes", memory, **case))
                 start = turns[program].start(task.lead_in)
                 rows.append(records.row("start to first update", "s", start, **case))
-            rows += [measure.ratio(rates, "podracers", peer, task=name) for peer in task.peers]
+            pairs = itertools.product(ours, task.peers)
+            rows += [measure.ratio(rates, own, peer, work=task.name) for own, peer in pairs]
     commits = {name: _commit(folder / name) for name in ("purejaxrl", "cleanba")}
     return records.Result(
         "Training speed of this project and of others at equal work, measured alternately, each in "

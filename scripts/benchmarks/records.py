@@ -106,7 +106,7 @@ class Record:
             notes = dict.fromkeys(note for result in results for note in result.notes)
             parts += [f"### {heading}\n"] if [*groups] != [stem] else []
             parts += [f"{results[0].about}\n"]
-            parts += _tables([each for result in results for each in result.rows])
+            parts += tables([each for result in results for each in result.rows])
             parts += ["".join(f"- {note}\n" for note in notes)] if notes else []
         return "\n".join(parts)
 
@@ -143,7 +143,7 @@ def page(folder: pathlib.Path) -> str:
     return "\n".join(parts)
 
 
-def _tables(rows: Iterable[Row]) -> list[str]:
+def tables(rows: Iterable[Row]) -> list[str]:
     """Returns a table for each measure; measures with a single key share one.
 
     The first key of a case gives the lines of a table, the others its columns.

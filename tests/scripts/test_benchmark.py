@@ -1,12 +1,10 @@
-"""Tests of the benchmarks: turns, processes, the Sebulba baseline, files of results, smoke runs."""
+"""Tests of the benchmarks: turns, processes, files of results, smoke runs."""
 
-import itertools
 import os
 import sys
 import time
 from unittest import mock
 
-import jax
 import numpy as np
 import pytest
 
@@ -18,7 +16,7 @@ ATARI = {"img_height": 36, "img_width": 36, "frame_skip": 4}
 
 @pytest.fixture(scope="module")
 def scripts(tools):
-    names = ("measure", "contender", "records", "sebulba_speed", "single_file_sebulba")
+    names = ("measure", "contender", "records", "sebulba_speed", "peers")
     return tools(*(f"benchmarks.{name}" for name in names))
 
 
@@ -110,32 +108,25 @@ contender.Contender(exec, "print(1, flush=True); import time; time.sleep(600)")(
     assert parent.communicate(timeout=processes.PATIENCE)[0] == ""  # the contender has it open, too
 
 
-@pytest.mark.slow
-def test_the_baseline_learns_from_the_rollouts_of_its_actor(scripts, monkeypatch):
-    settings = scripts.single_file_sebulba.Settings(num_envs=4, rollout_length=8)
-    options = {**ATARI, "max_episode_steps": 30}
-    runner = scripts.single_file_sebulba.SingleFileSebulba("Pong-v5", options, settings)
-    rollouts, update = [], runner._update
-    monkeypatch.setattr(runner, "_update", lambda s, r: rollouts.append(r) or update(s, r))
-    state = runner.init(0)
-    after, loss = runner.step(state, 5)
-    runner.close()
-    assert np.isfinite(loss)
-    changed = jax.tree.map(lambda a, b: bool(np.any(a != b)), state.params, after.params)
-    assert all(jax.tree.leaves(changed))
-    for rollout, following in itertools.pairwise(rollouts):
-        np.testing.assert_array_equal(rollout.observation[-1], following.observation[0])
-    steps = [each._replace(observation=each.observation[:-1]) for each in rollouts]
-    joined = jax.tree.map(lambda *xs: np.concatenate(xs), *steps)
-    # Stacks move by one frame a step, except at resets, which follow the ends.
-    moved = (joined.observation[1:, :, :-1] == joined.observation[:-1, :, 1:]).all((2, 3, 4))
-    np.testing.assert_array_equal(moved, ~joined.reset[:-1])
-    np.testing.assert_array_equal(joined.done[:-1], joined.reset[1:])
-    assert joined.reset.any()
+def test_turns_time_the_start_of_a_program(scripts, monkeypatch):
+    clock = iter((0.0, 9.0, 9.0, 11.0))  # seven seconds to start, two for two updates
+    monkeypatch.setattr(scripts.peers.time, "perf_counter", lambda: next(clock))
+    turns = scripts.peers._Turns(lambda: 10.0, steps=10, first=2)
+    assert [turns(), turns()] == [10.0, 10.0]
+    assert turns.start(lead_in=0) == 8.0  # the first update included
+    assert turns.start(lead_in=1) == 7.0
+
+
+def test_a_peer_that_fails_is_reported_with_its_last_line(scripts, tmp_path):
+    peer = scripts.peers._Peer("rejax", "cartpole", tmp_path)  # a folder without its packages
+    with pytest.raises(errors.RunFailure, match="No module named 'rejax'.*rejax-cartpole.log"):
+        peer()
+    peer.close()
 
 
 def test_user_mistakes(run, scripts, tmp_path):
     processes.assert_mistake(run("benchmark", "sebulbas"), "'sebulba'")
+    processes.assert_mistake(run("benchmark", "peers", "--peers", tmp_path), "prepare_peers.sh")
     processes.assert_mistake(run("benchmark", "tpu_ppo", "--libtpu", tmp_path), "libtpu==")
     processes.assert_mistake(run("benchmark", "costs"), "--price DOLLARS@DATE")
     processes.assert_mistake(run("benchmark", "costs", "--price", 1.2), "got '1.2'")
@@ -175,7 +166,7 @@ LPG = ("NUM_ENVS = 2", "Lifetimes.num_envs = 2", "LPG.hidden_size = 4")
 @pytest.mark.parametrize(
     ("name", "bindings", "expected"),
     [
-        ("sebulba_impala", SEBULBA, ("ratio, turn by turn", "Sebulba / baseline")),
+        ("sebulba_impala", SEBULBA, ("ratio, turn by turn", "Sebulba / EnvPool alone")),
         ("dqn", ("NUM_ENVS = 8", "ROLLOUT_LENGTH = 8"), ("memory of the update", "replay")),
         ("lpg", LPG, ("memory of the compiled update", "Anakin, recomputing")),
     ],
