@@ -356,7 +356,10 @@ class Attention(_Units):
         outputs = nn.DenseGeneral(self.size, (-2, -1), dtype=dtype, name="output")(attended)
 
         count = jnp.minimum(self.window + length - begin[-1], self.window)
-        return outputs, (inputs[:, length:].astype(jnp.float32), count)
+        # Inputs of earlier episodes become 0: a weight of 0 would not hide one that is not a number.
+        kept = jnp.arange(self.window) >= self.window - count[:, None]
+        cache = jnp.where(kept[..., None], inputs[:, length:].astype(jnp.float32), 0.0)
+        return outputs, (cache, count)
 
     def _age_bias(self, length: int) -> jax.Array:
         """Returns the biases `[N, T, S]`, which exclude later steps and those before the window.

@@ -171,7 +171,7 @@ def test_attention_equals_a_loop_over_the_inputs_of_the_episode(size):
     core, length = cores.Attention(4, num_heads=2, window=5), 23
     features = jax.random.normal(jax.random.key(0), (length, 2, size))
     first = np.zeros((length, 2), bool)
-    first[[3, 16], 0] = first[[12, 13], 1] = True  # also episodes longer than the window
+    first[[3, 16, 21], 0] = first[[12, 13], 1] = True  # also episodes longer than the window
     cache = jax.random.normal(jax.random.key(2), (2, 5, 4))
     state = cache, jnp.array([5, 2])  # the others are of an earlier episode
     params = jax.jit(core.init)(jax.random.key(3), state, features, first)["params"]
@@ -201,6 +201,7 @@ def test_attention_equals_a_loop_over_the_inputs_of_the_episode(size):
             rows = inputs[-5:]
             assert counts[stream] == len(rows)
             np.testing.assert_allclose(cached[stream, 5 - len(rows) :], rows, atol=1e-6)
+            np.testing.assert_array_equal(cached[stream, : 5 - len(rows)], 0.0)  # earlier episodes
 
 
 def test_gradients_of_attention_reach_the_window_and_the_cache_but_no_earlier_episode():
