@@ -13,9 +13,10 @@ import sys
 import time
 from collections.abc import Callable
 
-PPO = {  # task: name in gymnax, minibatches, activation
-    "cartpole": ("CartPole-v1", 4, "tanh"),
-    "breakout": ("Breakout-MinAtar", 8, "relu"),
+PPO = {  # task: name in gymnax, environments, minibatches, activation
+    "cartpole": ("CartPole-v1", 64, 4, "tanh"),
+    "breakout": ("Breakout-MinAtar", 64, 8, "relu"),
+    "breakout_8192": ("Breakout-MinAtar", 8192, 8, "relu"),
 }
 LEAD_IN = 2  # updates of Cleanba before each measurement: while it waited, its actors went on
 
@@ -26,12 +27,12 @@ def purejaxrl(task: str, updates: int, folder: pathlib.Path) -> Callable[[], obj
     import jax
     from ppo import make_train  # pyrefly: ignore[missing-import]
 
-    name, minibatches, activation = PPO[task]
+    name, num_envs, minibatches, activation = PPO[task]
     config = {
-        **{"ENV_NAME": name, "NUM_ENVS": 64, "NUM_STEPS": 128, "UPDATE_EPOCHS": 4},
+        **{"ENV_NAME": name, "NUM_ENVS": num_envs, "NUM_STEPS": 128, "UPDATE_EPOCHS": 4},
         **{"NUM_MINIBATCHES": minibatches, "ACTIVATION": activation, "LR": 2.5e-4, "GAMMA": 0.99},
         **{"GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2, "ENT_COEF": 0.01, "VF_COEF": 0.5},
-        **{"MAX_GRAD_NORM": 0.5, "ANNEAL_LR": True, "TOTAL_TIMESTEPS": updates * 64 * 128},
+        **{"MAX_GRAD_NORM": 0.5, "ANNEAL_LR": True, "TOTAL_TIMESTEPS": updates * num_envs * 128},
     }
     train = jax.jit(make_train(config)).lower(jax.random.key(0)).compile()
     return lambda: jax.block_until_ready(train(jax.random.key(0)))
@@ -43,10 +44,10 @@ def rejax(task: str, updates: int, folder: pathlib.Path) -> Callable[[], object]
     import jax
     import rejax as peer  # pyrefly: ignore[missing-import]
 
-    name, minibatches, activation = PPO[task]
-    steps = updates * 64 * 128
+    name, num_envs, minibatches, activation = PPO[task]
+    steps = updates * num_envs * 128
     agent = peer.PPO.create(
-        **{"env": name, "num_envs": 64, "num_steps": 128, "num_epochs": 4},
+        **{"env": name, "num_envs": num_envs, "num_steps": 128, "num_epochs": 4},
         **{"num_minibatches": minibatches, "total_timesteps": steps, "eval_freq": steps},
         skip_initial_evaluation=True,
         agent_kwargs={"hidden_layer_sizes": (64, 64), "activation": activation},

@@ -35,17 +35,21 @@ class _Task:
 
 
 _PPO = (
-    "PPO on {0}, 64 environments x 128 steps, 4 epochs x {1} minibatches, two {2} layers of 64 for "
-    "each of policy and value, Adam; actions are not sticky"
+    "PPO on {0}, {1:,} environments x 128 steps, 4 epochs x {2} minibatches, two {3} layers of 64 "
+    "for each of policy and value, Adam; actions are not sticky"
 )
 _TASKS = {
     "cartpole": _Task(
         *("PPO, CartPole", ("PureJaxRL", "rejax"), 64, 8192),
-        _PPO.format("CartPole", 4, "tanh"),
+        _PPO.format("CartPole", 64, 4, "tanh"),
     ),
     "breakout": _Task(
         *("PPO, MinAtar Breakout", ("PureJaxRL", "rejax"), 32, 8192),
-        _PPO.format("MinAtar's Breakout", 8, "relu"),
+        _PPO.format("MinAtar's Breakout", 64, 8, "relu"),
+    ),
+    "breakout_8192": _Task(  # on accelerators
+        *("PPO, MinAtar Breakout, 8,192 environments", ("PureJaxRL", "rejax"), 4, 1 << 20),
+        _PPO.format("MinAtar's Breakout", 8192, 8, "relu"),
     ),
     "pong": _Task(
         *("IMPALA, Pong", ("Cleanba",), 10, 640),
@@ -138,12 +142,12 @@ def _ours(name: str, devices: int = 1) -> measure.Stepper:
         bindings = ["IMPALA.num_minibatches = 4", "IMPALA.optimizer = 'rmsprop'"]
         runner = measure.build(["gin/experiments/pong_impala.gin"], bindings).runner
     else:
-        _, minibatches, activation = peer_programs.PPO[name]
-        environment = ppo_speed.ENVIRONMENTS[name]()
+        _, num_envs, minibatches, activation = peer_programs.PPO[name]
+        environment = ppo_speed.ENVIRONMENTS[name.partition("_")[0]]()
         encoder = encoders.MLP((64, 64), activation)
         network = functools.partial(networks.actor_critic, encoder=encoder)
         agent = ppo.PPO(environment.spec, network=network, num_minibatches=minibatches)
-        runner = anakin.Anakin(agent, environment, num_envs=64, rollout_length=128)
+        runner = anakin.Anakin(agent, environment, num_envs, rollout_length=128)
     return measure.Stepper(runner, task.updates, task.lead_in)
 
 
@@ -165,8 +169,11 @@ def benchmark(folder: pathlib.Path, repeats: int) -> records.Result:
     folder = folder.resolve()
     if not (folder / "cleanba-env").is_dir():
         raise errors.UserError(f"no peers in '{folder}': run scripts/prepare_peers.sh {folder}")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # processes share a device
     rows: list[records.Row] = []
-    for name, task in _TASKS.items():
+    on_cpu = jax.default_backend() == "cpu"
+    tasks = {name: task for name, task in _TASKS.items() if "_" not in name or not on_cpu}
+    for name, task in tasks.items():
         with contextlib.ExitStack() as stack:
             ours = stack.enter_context(contender.together(_OURS, name))
             programs: dict[str, Any] = {**ours}

@@ -8,7 +8,7 @@ import jax
 from agents import networks, ppo
 from agents.networks import encoders
 from environments import cartpole, catch, gymnax
-from podracers import anakin, runner
+from podracers import anakin
 from podracers.scripts.benchmarks import measure, records
 
 ENVIRONMENTS = {
@@ -34,7 +34,7 @@ def benchmark_batches(name: str, repeats: int, batches: Sequence[int]) -> record
     rows = []
     for num_envs in batches:
         case = {"devices": jax.device_count(), "environments": num_envs}
-        stepper = measure.Stepper(_runner(name, num_envs), updates=max(1, 2048 // num_envs))
+        stepper = measure.Stepper(build(name, num_envs), updates=max(1, 2048 // num_envs))
         rows.append(measure.speed(measure.take_turns({"": stepper}, repeats)[""], **case))
         rows.append(_first_dispatch(stepper, **case))
     settings = _SETTINGS_BY_BATCH.get(name, f"otherwise as in gin/experiments/{name}_ppo.gin")
@@ -42,13 +42,12 @@ def benchmark_batches(name: str, repeats: int, batches: Sequence[int]) -> record
     return records.Result(about, tuple(rows))
 
 
-def _default_ppo(environment, num_envs: int) -> anakin.Anakin:
-    return anakin.Anakin(ppo.PPO(environment.spec), environment, num_envs, rollout_length=128)
-
-
-def _runner(name: str, num_envs: int) -> runner.Runner:
+def build(name: str, num_envs: int) -> anakin.Anakin:
+    """Returns the runner of a task, see `benchmark_batches`."""
     if name == "breakout":
-        return _default_ppo(ENVIRONMENTS[name](), num_envs)
+        environment = ENVIRONMENTS[name]()
+        agent = ppo.PPO(environment.spec)
+        return anakin.Anakin(agent, environment, num_envs, rollout_length=128)
     if name == "catch":
         environment = catch.Catch()
         network = functools.partial(
@@ -56,7 +55,10 @@ def _runner(name: str, num_envs: int) -> runner.Runner:
         )
         agent = ppo.PPO(environment.spec, network=network, epochs=1, num_minibatches=1)
         return anakin.Anakin(agent, environment, num_envs, rollout_length=32)
-    return measure.build([f"gin/experiments/{name}_ppo.gin"], [f"NUM_ENVS = {num_envs}"]).runner
+    files, bindings = [f"gin/experiments/{name}_ppo.gin"], [f"NUM_ENVS = {num_envs}"]
+    found = measure.build(files, bindings).runner
+    assert isinstance(found, anakin.Anakin)
+    return found
 
 
 def _first_dispatch(stepper: measure.Stepper, **case: str | int) -> records.Row:

@@ -48,7 +48,7 @@ class _SmallEncoder(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _NotLearning:
+class NotLearning:
     """An agent that acts as another, with an empty update."""
 
     agent: Any
@@ -95,7 +95,7 @@ class _RawPools:
 
 def _actors(setting: Setting) -> measure.Stepper:
     parts = setting.build()
-    return setting.stepper(dataclasses.replace(parts.runner, agent=_NotLearning(parts.agent)))
+    return setting.stepper(dataclasses.replace(parts.runner, agent=NotLearning(parts.agent)))
 
 
 def _small_network(setting: Setting) -> measure.Stepper:
@@ -147,8 +147,8 @@ def benchmark_environments(
       one_process: whether both run in this process, for devices that only one process can use.
     """
     makers = {"EnvPool alone": _RawPools, "small network": _small_network}
-    setting = Setting(30, 600, bindings)
-    runner = setting.build().runner
+    runner = Setting(1, 1, bindings).build().runner
+    setting = Setting(max(4, 960 // runner.num_envs), max(4, 19_200 // runner.num_envs), bindings)
     with contextlib.ExitStack() as stack:
         turns: dict[str, Any]
         if one_process:

@@ -16,7 +16,7 @@ ATARI = {"img_height": 36, "img_width": 36, "frame_skip": 4}
 
 @pytest.fixture(scope="module")
 def scripts(tools):
-    names = ("measure", "contender", "records", "sebulba_speed", "peers")
+    names = ("measure", "contender", "records", "sebulba_speed", "peers", "device")
     return tools(*(f"benchmarks.{name}" for name in names))
 
 
@@ -119,7 +119,7 @@ def test_turns_time_the_start_of_a_program(scripts, monkeypatch):
 
 def test_a_peer_that_fails_is_reported_with_its_last_line(scripts, tmp_path):
     peer = scripts.peers._Peer("rejax", "cartpole", tmp_path)  # a folder without its packages
-    with pytest.raises(errors.RunFailure, match="No module named 'rejax'.*rejax-cartpole.log"):
+    with pytest.raises(errors.RunFailure, match=r"No module named 'rejax'.*rejax-cartpole\.log"):
         peer()
     peer.close()
 
@@ -163,10 +163,20 @@ LPG = ("NUM_ENVS = 2", "Lifetimes.num_envs = 2", "LPG.hidden_size = 4")
 
 
 @pytest.mark.slow
+def test_gradient_steps_are_the_time_that_learning_adds(scripts):
+    found = scripts.device._gradients(1, (256,)).rows
+    acting, gradient, learning = (row.median for row in found)
+    assert acting > 0.0 and gradient > 0.0
+    # 256 x 128 transitions in 4 minibatches.
+    assert learning == pytest.approx(8192 / gradient, rel=1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "bindings", "expected"),
     [
         ("sebulba_impala", SEBULBA, ("ratio, turn by turn", "Sebulba / EnvPool alone")),
+        ("device_sebulba", SEBULBA, ("ratio, turn by turn", "small network / EnvPool alone")),
         ("dqn", ("NUM_ENVS = 8", "ROLLOUT_LENGTH = 8"), ("memory of the update", "replay")),
         ("lpg", LPG, ("memory of the compiled update", "Anakin, recomputing")),
     ],
