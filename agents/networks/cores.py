@@ -356,7 +356,7 @@ class Attention(_Units):
         outputs = nn.DenseGeneral(self.size, (-2, -1), dtype=dtype, name="output")(attended)
 
         count = jnp.minimum(self.window + length - begin[-1], self.window)
-        # Inputs of earlier episodes become 0: a weight of 0 would not hide one that is not a number.
+        # Inputs of earlier episodes become 0: a weight of 0 does not hide a NaN.
         kept = jnp.arange(self.window) >= self.window - count[:, None]
         cache = jnp.where(kept[..., None], inputs[:, length:].astype(jnp.float32), 0.0)
         return outputs, (cache, count)
