@@ -50,7 +50,7 @@ class Batch(NamedTuple):
     """The data of a loss: a rollout, or a minibatch of it; all `[T, B, ...]`."""
 
     timestep: types.TimeStep
-    extras: Extras  # with log-probabilities of the proximal policy
+    extras: Extras  # log-probabilities are those of the proximal policy
     advantage: jax.Array
     target: jax.Array
     weight: jax.Array

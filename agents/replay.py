@@ -331,7 +331,9 @@ class Replay:
             count = self._starts(memory)[1].astype(jnp.float32)
             power = self.importance_exponent if importance_exponent is None else importance_exponent
             weight = (count * (probability * local)) ** -power
-            weight /= jax.lax.pmax(jnp.max(weight), parallel.AXIS)  # at most 1 in the global batch
+            weight /= jax.lax.pmax(
+                jnp.max(weight), parallel.AXIS
+            )  # weights of at most 1 in the global batch
         else:
             index = jax.vmap(lambda k: self._uniform(memory, local, k))(draw_keys)
             weight = jnp.ones(index.shape)
@@ -389,7 +391,9 @@ class Replay:
         priority = priority_fn(recent)
         if priority is None:
             return memory
-        priority = jnp.where(starts[:, None] >= 0, priority, -1.0)  # from the start of the run on
+        priority = jnp.where(
+            starts[:, None] >= 0, priority, -1.0
+        )  # steps since the start of the run
         return self.update_priorities(memory, self._items(memory, starts), priority)
 
     def _deal(self, streams: int) -> tuple[int, int]:

@@ -101,7 +101,7 @@ class Brax(adaptors.Adaptor):
         that the simulator derives from its model when it loads it keep their nominal values.
         """
         inner = self._built
-        if not hasattr(inner, "sys"):  # without physics
+        if not hasattr(inner, "sys"):  # an environment without physics
             return {}
         # The model has the fields of MuJoCo's, too, of which brax's own physics read the geometry.
         is_mujoco = inner._backend == "mjx"

@@ -96,7 +96,7 @@ def num_values(spec: specs.Array) -> np.ndarray | None:
     if not is_kinds or len(spec.shape) not in (0, 1, 3):
         return None
     highest = np.broadcast_to(spec.maximum, spec.shape or (1,))
-    highest = highest.max(axis=tuple(range(highest.ndim - 1)), initial=0)  # over the cells
+    highest = highest.max(axis=tuple(range(highest.ndim - 1)), initial=0)  # maximum over the cells
     return highest.astype(np.int64) + 1
 
 

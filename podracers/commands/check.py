@@ -30,7 +30,7 @@ _CLASSES = (
     *("Brax", "Craftax", "EnvPool", "Gymnasium"),
     *("Gymnax", "Jumanji", "Playground", "XMiniGrid"),
 )
-_ADAPTORS = {name.lower(): name for name in _CLASSES}  # by module
+_ADAPTORS = {name.lower(): name for name in _CLASSES}  # names of classes by module
 
 
 def main() -> int:

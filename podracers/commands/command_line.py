@@ -145,9 +145,9 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 class Ending(NamedTuple):
     """Exit of a script that raised an exception."""
 
-    code: int  # of the process
+    code: int  # exit code of the process
     cause: str  # one line
-    report: str  # for stderr
+    report: str  # text for stderr
 
 
 def ending(error: BaseException) -> Ending:

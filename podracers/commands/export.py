@@ -90,7 +90,7 @@ def _member(policy: trained.TrainedPolicy, index: int | None) -> tuple[agent_lib
 class Arguments(NamedTuple):
     """The arguments of an exported `act`, leaves `[B, ...]`."""
 
-    state: dict[str, Any]  # of `initial`, or of the last call
+    state: dict[str, Any]  # state of `initial`, or of the last call
     observation: types.PyTree  # the parts that actions depend on
     first: Any  # bool, whether an episode begins
     reward: Any = None  # float32, since the last action; None if actions do not depend on it

@@ -29,7 +29,7 @@ from podracers.supervision import pipeline
 
 def map_streams(function: Callable[..., Any], *rollouts: types.Rollout) -> types.Rollout:
     """Maps `function(axis, *arrays)` over the leaves of rollouts; `axis` is that of streams."""
-    stream_axes = (1, 1, 1, 0)  # in the order of the fields
+    stream_axes = (1, 1, 1, 0)  # one for each field, in their order
     return types.Rollout(
         *(
             jax.tree.map(functools.partial(function, axis), *parts)
@@ -106,7 +106,7 @@ class Actor:
     starting: str  # `pipeline.COMPILING` or `pipeline.STARTING`
     env_id: np.ndarray  # [B] int32, global
     device: jax.Device  # the one that acts
-    learners: tuple[jax.Device, ...]  # those that get its rollouts
+    learners: tuple[jax.Device, ...]  # devices that get its rollouts
     key: jax.Array  # the run's key
     first: int  # the update of its first rollout
     lag: int  # most updates that a rollout's parameters may be behind; 0 and 1 are exact

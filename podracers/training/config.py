@@ -314,7 +314,7 @@ def _register(binding: str) -> None:
         with contextlib.suppress(ImportError, ValueError):
             if module and not own and (module in sys.modules or importlib.util.find_spec(module)):
                 lines += [f"import {module}", f"registered = @{name}"]
-    with using(State({}, {}, gin.config._IMPORTS)):  # without the macro `registered`
+    with using(State({}, {}, gin.config._IMPORTS)):  # a state without the macro `registered`
         gin.parse_config("\n".join(lines))
 
 
@@ -468,7 +468,7 @@ class _Reference(str):
     """Name of a part: `PPO` for `@ppo.PPO`, `CNN()` for `@encoders.CNN()`."""
 
     __slots__ = ()
-    __repr__ = str.__str__  # within tuples
+    __repr__ = str.__str__  # used inside the repr of tuples
 
 
 class _Macro(NamedTuple):

@@ -18,7 +18,7 @@ from podracers.checkpoints import storage
 from podracers.hosts import processes
 from podracers.training import config, loggers
 
-_MOST_EPISODES = 1_000_000  # of an evaluation; a JAX environment plays them at once
+_MOST_EPISODES = 1_000_000  # limit of an evaluation; a JAX environment plays them at once
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Experiment:
     environment: Callable[[], environment_lib.AnyEnvironment]
     runner: RunnerClass | tuple[RunnerClass, RunnerClass]
     seed: int
-    total_steps: numbers.Integral  # of any size; `1e9` becomes an int
+    total_steps: numbers.Integral  # number of any size; `1e9` becomes an int
     log_period: int = 10
     evaluation_period: int = 0
     evaluation_episodes: int | None = None

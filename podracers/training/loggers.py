@@ -163,7 +163,9 @@ class TensorBoardLogger(Logger):
         if not texts:
             return
         for name, text in texts.items():
-            code = "".join(f"    {line}\n" for line in text.splitlines())  # in Markdown
+            code = "".join(
+                f"    {line}\n" for line in text.splitlines()
+            )  # a code block of Markdown
             self._add(event_pb2.Event(step=step, summary=text_summary.text_pb(name, code)))
         # Runs of one trial would share a row. The dashboard cuts the end of a long name.
         folder = self._directory.resolve()

@@ -166,7 +166,7 @@ class Run:
         self._is_configuration_kept = False
         # See `metrics.Report`; replay keeps observations.
         self._first_fault = np.full((), metrics.NEVER, np.int32)
-        self._latest_verdict = self._printed_verdict = ""  # of the runner: its kind
+        self._latest_verdict = self._printed_verdict = ""  # kind of the runner's verdict
         with contextlib.ExitStack() as exits:  # the process may live on, as that of a notebook
             processes.on_lead(directory.lock.acquire)
             exits.push(_closing(directory.lock.release))

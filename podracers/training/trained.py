@@ -19,7 +19,7 @@ class TrainedPolicy(NamedTuple):
     settings: experiment.Experiment
     parts: experiment.Parts  # agent, environment, runner and evaluator, built
     step: int  # agent steps of training
-    params: types.PyTree  # on the first device
+    params: types.PyTree  # leaves on the first device
 
 
 def load(path: str | pathlib.Path, best: bool = False) -> TrainedPolicy:

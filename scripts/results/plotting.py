@@ -37,7 +37,7 @@ _COLORS = (
 _WIDTH = 8.3  # inches: 830 pixels of a page, with half as many pixels again
 _DPI = 150
 _SHARES = np.linspace(0, 100, 51)  # percent of agent steps, in aggregates over tasks
-_MIN_SEEDS = 3  # for an interval; that of two spans 9 standard deviations to either side
+_MIN_SEEDS = 3  # fewest for an interval; that of two spans 9 standard deviations to either side
 _DIGEST = "rows"  # field of a PNG file
 _LEGEND_DISTANCE = -36.0  # points, below the axis
 _WIDTHS = {2: 30, 1: 62}  # characters of a column, by the number of columns of a legend
@@ -73,7 +73,7 @@ class _Drawing(NamedTuple):
     """What one pair of axes shows."""
 
     title: str
-    bands: dict[str, Band]  # by label
+    bands: dict[str, Band]  # keys are labels
     levels: dict[str, float]
     x: str  # names of the axes
     y: str
@@ -143,7 +143,7 @@ def overall(panels: Sequence[Panel]) -> list[_Drawing]:
     The tasks are those that most curves share; without two curves that share three tasks there is
     no drawing. Scores are at equal shares of the agent steps.
     """
-    tasks = collections.defaultdict(dict)  # by label, then by title
+    tasks = collections.defaultdict(dict)  # keys are labels, then titles
     for panel in panels:
         for label, (zero, one) in panel.scales.items():
             if one <= zero:
@@ -195,7 +195,9 @@ def page(
     styles = dict(zip(labels, itertools.cycle(itertools.product(_LINES, _COLORS))))
     width = min(2, len(drawings))
     heights = [drawing.height for drawing in drawings]
-    heights = [max(heights[n : n + width]) for n in range(0, len(heights), width)]  # by row
+    heights = [
+        max(heights[n : n + width]) for n in range(0, len(heights), width)
+    ]  # one for each row
     shape, size = (len(heights), width), (_WIDTH / 2 * width, sum(heights))
     figure, axes = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
     for axis in axes.flat[len(drawings) :]:

@@ -41,7 +41,7 @@ class Run:
 
     label: str
     seed: int
-    arguments: tuple[str, ...]  # those of `scripts/train.py` but the run directory
+    arguments: tuple[str, ...]  # arguments of `scripts/train.py` but the run directory
     directory: run_directory.RunDirectory
     total_steps: int  # agent steps
     settings: str  # see `settings_digest`

@@ -28,7 +28,7 @@ class Facts:
 
     num_devices: int
     num_cores: int  # cores of the host
-    settings: candidates.Settings  # those of the experiment; chosen values replace None
+    settings: candidates.Settings  # settings of the experiment; chosen values replace None
     provenance: Mapping[str, Any]
 
 

@@ -126,7 +126,7 @@ def read_file(
         rule, shapes = parse(params)
     except FileNotFoundError as error:
         raise errors.UserError(f"there is no rule '{path}'") from error
-    except Exception as error:  # those of zipfile, zlib, json, and the parser of NumPy's headers
+    except Exception as error:  # zipfile, zlib, json or the parser of NumPy's headers raised it
         cause = errors.one_line(error)
         raise errors.UserError(f"'{path}' is not the file of a rule: {cause}") from error
     for name in [*shapes, *sorted(params.keys() - shapes.keys())]:
