@@ -4,6 +4,7 @@ The TPU compiler is the package `libtpu`, in the version that jax's extra `tpu` 
 environment for CPU, it is installed into its own folder.
 """
 
+import collections
 import dataclasses
 import importlib.metadata
 import multiprocessing
@@ -20,6 +21,7 @@ from jax.experimental import topologies
 
 from podracers import errors, parallel, runner, sebulba
 from podracers.scripts.benchmarks import measure, records
+from podracers.scripts.results import rows as results
 from podracers.scripts.tracing import costs
 from podracers.training import experiment
 
@@ -185,6 +187,7 @@ def benchmark_costs(
                 rows.append(records.row("a run", "minutes", 60.0 * hours, **case))
                 rows.append(records.row("a run", "dollars", hours * count * price, **case))
                 print(f"{name}, {count} chips: {records.short(60.0 * hours)} minutes", flush=True)
+        rows += _measured(name)
     return records.Result(
         f"What a run costs at {price:g} dollars a chip-hour ({date}), as estimated for chips of a "
         f"v5e by libtpu {version}. The host, simulators, transfers, compilation, evaluations and "
@@ -192,10 +195,25 @@ def benchmark_costs(
         "simulators at the speed of the first table. Runs on Atari have 200M frames, for which "
         "Hessel et al. 2021 (https://arxiv.org/abs/2104.06272) state an hour and less than 3 "
         "dollars, with V-trace on a v3-8; the others have their own TOTAL_STEPS, with the number "
-        "of environments of the preset.",
+        "of environments of the preset. Measured speeds are medians over the recorded seeds of the "
+        "experiment's own number of environments, without compilation, with evaluations, and often "
+        "beside other work.",
         tuple(rows),
         tuple(notes),
     )
+
+
+def _measured(experiment: str) -> Iterator[records.Row]:
+    """Yields the speed of an experiment's recorded runs under Anakin, one row for each machine."""
+    speeds = collections.defaultdict(list)
+    row = results.read(results.PATH).get(f"{experiment}-anakin")
+    for run in row.runs if row else ():
+        if len(run.curve) > 1:
+            (first, start, _), *_, (last, end, _) = run.curve
+            speeds[run.hardware].append((last - first) / (end - start))
+    for machine, values in speeds.items():
+        case = {"experiment": experiment, "machine": machine}
+        yield records.row("measured speed", "agent steps/s", values, **case)
 
 
 def _speed_and_time(
