@@ -220,8 +220,6 @@ def channels_last(tree: types.PyTree) -> types.PyTree:
     def moved(leaf: np.ndarray) -> np.ndarray:
         if not _is_channels_first(leaf.shape[1:], leaf.dtype):
             return leaf
-        if leaf.shape[1] == 1:  # both layouts are the same bytes
-            return leaf.reshape(*leaf.shape[:1], *leaf.shape[2:], 1)
         return np.ascontiguousarray(np.moveaxis(leaf, 1, -1))
 
     return jax.tree.map(moved, tree)
