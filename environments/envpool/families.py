@@ -161,13 +161,7 @@ def load(
     max_episode_steps: int | None,
     action_repeat: int = 1,
 ) -> Task:
-    """Returns a task after checking its options; starts no simulator.
-
-    Args:
-      task_id: EnvPool id.
-      options: the user's keyword arguments of EnvPool.
-      max_episode_steps: time limit, in agent steps; None for the task's own.
-      action_repeat: number of EnvPool's steps per agent step.
+    """Returns a task after checking its options, those of `EnvPool`; starts no simulator.
 
     Raises:
       errors.UserError: the task or option does not exist, or a package is missing.
