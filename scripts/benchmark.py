@@ -33,7 +33,8 @@ GROUPS = {
 }
 _OTHERS = ("catch", "lpg", "costs", "cores", "peers")
 NAMES = (*_OTHERS, *(name for own in GROUPS.values() for name in own))
-_LONG = ("costs", "cores", "peers", *GROUPS["device"])  # only where they are named
+# Only where they are named: they are long, or require more packages.
+_NAMED = ("costs", "cores", "peers", *GROUPS["tpu"], *GROUPS["device"])
 
 
 def _measure(name: str, o: argparse.Namespace) -> records.Result:
@@ -72,7 +73,7 @@ def main() -> int:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"of {', '.join(names)}; default: all but device, costs, cores and peers",
+        help=f"of {', '.join(names)}; default: all but tpu, device, costs, cores and peers",
     )
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=pathlib.Path, metavar="FILE")
@@ -92,18 +93,12 @@ def main() -> int:
         errors.require_known("no benchmark", name, names)
     if "costs" in options.names and not options.price:
         raise errors.UserError("costs: --price DOLLARS@DATE is missing")
-    default = [name for name in NAMES if name not in _LONG]
+    default = [name for name in NAMES if name not in _NAMED]
     chosen = [GROUPS.get(name, (name,)) for name in options.names or default]
     cpu, results = reproduction.processor(), {}
     command = shlex.join(["scripts/benchmark.py", *sys.argv[1:]])
     for name in dict.fromkeys(name for names in chosen for name in names):
-        try:
-            results[name] = _measure(name, options)
-        except tpu_estimates.NoCompilerError as error:
-            if options.names:  # not by default
-                raise
-            print(f"{name}: skipped: {error}")
-            continue
+        results[name] = _measure(name, options)
         print(f"{name}: {results[name].about}")
         for row in results[name].rows:
             print(f"  {row.label}: {row.spread} {row.unit}", flush=True)

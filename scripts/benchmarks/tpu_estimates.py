@@ -67,10 +67,6 @@ _ALONE = {
 }
 
 
-class NoCompilerError(errors.UserError):
-    """There is no TPU compiler."""
-
-
 @dataclasses.dataclass(frozen=True)
 class _Program:
     """Costs of one compiled program; zero if it does not compile."""
@@ -98,28 +94,25 @@ def benchmark_agent(
       folder: target of the installation of `libtpu`; None for the installed packages.
 
     Raises:
-      NoCompilerError: there is no compiler.
-      errors.UserError: there is no preset for a number of chips.
+      errors.UserError: there is no compiler, or no preset for a number of chips.
     """
     version = _find_compiler(folder)
     rows, notes = [], []
     for count in counts:
         preset, devices = _hardware(count)
-        cases = []
+        cases = {}  # files, and bindings that they require
         if agent in measure.EXPERIMENTS:
-            anakin = tuple(measure.files(measure.EXPERIMENTS[agent], "Anakin"))
-            cases.append(("Anakin", anakin, False))
+            anakin = (*measure.files(measure.EXPERIMENTS[agent], "Anakin"), preset)
+            cases["Anakin"] = anakin, ()
             if agent in _LARGE_BATCH:
-                cases.append(("Anakin", anakin, True))
-        cases += [("Sebulba", EXPERIMENTS[agent], False)] if EXPERIMENTS[agent] else []
-        for kind, files, large in cases:  # large: the preset for large batches is added
-            presets = (preset, _LARGE_BATCH[agent].format(count)) if large else (preset,)
-            named = (*files, *(f"gin/hardware/{each}.gin" for each in presets))
-            needed = _BINDINGS.get(agent, ()) if kind == "Sebulba" else ()
-            made = experiment.load(named, [*needed, *bindings])
-            name = f"{agent}, {kind}" + (", large batch" if large else "")
-            name += f", {count} chips" if count > 1 else ""
-            notes.append(f"{name}: {', '.join([*named, *needed])}")
+                large = f"gin/hardware/{_LARGE_BATCH[agent].format(count)}.gin"
+                cases["Anakin, large batch"] = (*anakin, large), ()
+        if EXPERIMENTS[agent]:
+            cases["Sebulba"] = (*EXPERIMENTS[agent], preset), _BINDINGS.get(agent, ())
+        for kind, (files, needed) in cases.items():
+            made = experiment.load(files, [*needed, *bindings])
+            name = f"{agent}, {kind}" + (f", {count} chips" if count > 1 else "")
+            notes.append(f"{name}: {', '.join([*files, *needed])}")
             parts = made.build()
             with parallel.compiling_for(devices):
                 programs = _compile_all(parts, made.seed)
@@ -156,8 +149,7 @@ def benchmark_costs(
       folder: see `benchmark_agent`.
 
     Raises:
-      NoCompilerError: there is no compiler.
-      errors.UserError: there is no preset for a number of chips.
+      errors.UserError: there is no compiler, or no preset for a number of chips.
     """
     version, rows, notes = _find_compiler(folder), [], []
     steps = f"TOTAL_STEPS = {_PUBLISHED_STEPS}"
@@ -210,7 +202,7 @@ def _speed_and_time(
     """
     _find_compiler(folder)
     preset, devices = _hardware(count)
-    made = experiment.load([*files, f"gin/hardware/{preset}.gin"], bindings)
+    made = experiment.load([*files, preset], bindings)
     parts = made.build()
     of = parts.runner
     if isinstance(of, sebulba.Sebulba) and not bindings:
@@ -232,7 +224,7 @@ def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records
       folder: see `benchmark_agent`.
 
     Raises:
-      NoCompilerError: there is no compiler.
+      errors.UserError: there is no compiler.
     """
     version, rows = _find_compiler(folder), []
     _, devices = _hardware(1)
@@ -265,12 +257,12 @@ def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records
 
 
 def _hardware(count: int) -> tuple[str, list[jax.Device]]:
-    """Returns the preset for a number of chips, and chips to compile for."""
+    """Returns the file of the preset for a number of chips, and chips to compile for."""
     if count not in _HARDWARE:
         raise errors.UserError(f"--devices: expected one of {[*_HARDWARE]} chips, got {count}")
     preset, topology = _HARDWARE[count]
     grid = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-    return preset, grid.devices[:count]
+    return f"gin/hardware/{preset}.gin", grid.devices[:count]
 
 
 def _find_compiler(folder: pathlib.Path | None) -> str:
@@ -282,7 +274,7 @@ def _find_compiler(folder: pathlib.Path | None) -> str:
             name for name in importlib.metadata.requires("jax") or () if "libtpu" in name
         )
         install = f"pip install --no-deps --target DIR '{required.split(';')[0]}'"
-        raise NoCompilerError(f"no TPU compiler in {folder}: {install}, then --libtpu DIR")
+        raise errors.UserError(f"no TPU compiler in {folder}: {install}, then --libtpu DIR")
     os.environ |= {"TPU_LIBRARY_PATH": str(library)} | _ALONE  # JAX's variable
     jax.config.update("jax_platforms", "cpu")  # leaves the machine's TPUs alone
     jax.config.update("jax_enable_compilation_cache", False)  # cached programs need a TPU
