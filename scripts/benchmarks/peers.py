@@ -160,12 +160,8 @@ _OURS = {"this project": _ours, "this project, 2 CPU devices": functools.partial
 def benchmark(folder: pathlib.Path, repeats: int) -> records.Result:
     """Measures this project and its peers in turn.
 
-    Args:
-      folder: made by `scripts/prepare_peers.sh`.
-      repeats: turns of each program.
-
     Raises:
-      errors.UserError: the folder is not prepared.
+      errors.UserError: `scripts/prepare_peers.sh` has not made the folder.
       errors.RunFailure: a peer fails.
     """
     folder = folder.resolve()

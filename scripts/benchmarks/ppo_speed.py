@@ -23,13 +23,7 @@ _SETTINGS = {  # of tasks that are not measured as in their experiment
 
 
 def benchmark_batches(name: str, repeats: int, batches: Sequence[int]) -> records.Result:
-    """Measures Anakin PPO by the number of environments.
-
-    Args:
-      name: "catch", "cartpole", "snake" or "breakout".
-      repeats: turns of each batch.
-      batches: numbers of environments.
-    """
+    """Measures PPO on Catch, CartPole, Snake or Breakout by the number of environments."""
     rows = []
     for num_envs in batches:
         case = {"devices": jax.device_count(), "environments": num_envs}

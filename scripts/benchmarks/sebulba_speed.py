@@ -48,7 +48,7 @@ class _SmallEncoder(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class NotLearning:
+class _NotLearning:
     """An agent that acts as another, with an empty update."""
 
     agent: Any
@@ -57,7 +57,6 @@ class NotLearning:
         return getattr(self.agent, name)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
-        """Returns the state unchanged."""
         del rollout, key
         return state, {}
 
@@ -95,7 +94,7 @@ class _RawPools:
 
 def _actors(setting: Setting) -> measure.Stepper:
     parts = setting.build()
-    return setting.stepper(dataclasses.replace(parts.runner, agent=NotLearning(parts.agent)))
+    return setting.stepper(dataclasses.replace(parts.runner, agent=_NotLearning(parts.agent)))
 
 
 def _small_network(setting: Setting) -> measure.Stepper:
@@ -107,12 +106,7 @@ def _small_network(setting: Setting) -> measure.Stepper:
 
 
 def benchmark_learning(repeats: int, bindings: Sequence[str]) -> records.Result:
-    """Compares Sebulba with its parts.
-
-    Args:
-      repeats: turns of each program.
-      bindings: over those of the experiment.
-    """
+    """Compares Sebulba with its parts."""
     makers = {
         "EnvPool alone": _RawPools,
         "actors alone": _actors,
@@ -141,10 +135,7 @@ def benchmark_environments(
 ) -> records.Result:
     """Compares Sebulba with a negligible network to the simulators' own rate.
 
-    Args:
-      repeats: turns of each program.
-      bindings: over those of the experiment.
-      one_process: whether both run in this process, for devices that only one process can use.
+    Both run in this process if `one_process`, for devices that only one process can use.
     """
     makers = {"EnvPool alone": _RawPools, "small network": _small_network}
     runner = Setting(1, 1, bindings).build().runner

@@ -85,13 +85,10 @@ def benchmark_agent(
     bindings: Sequence[str] = (),
     folder: pathlib.Path | None = None,
 ) -> records.Result:
-    """Compiles one agent's programs under both runners.
+    """Compiles the programs of an agent of `EXPERIMENTS` under both runners.
 
-    Args:
-      agent: a name in `EXPERIMENTS`.
-      counts: numbers of chips.
-      bindings: over those of the experiments.
-      folder: target of the installation of `libtpu`; None for the installed packages.
+    `counts` are numbers of chips. `folder` is the target of the installation of `libtpu`; None
+    stands for the installed packages.
 
     Raises:
       errors.UserError: there is no compiler, or no preset for a number of chips.
@@ -140,13 +137,8 @@ def benchmark_costs(
     """Estimates what a run of each experiment costs, from its number of agent steps and its speed.
 
     Experiments are those of JAX environments in gin/experiments, at their `TOTAL_STEPS`, and those
-    of agents on Atari's frames (`EXPERIMENTS`), at the 200M frames that papers train for.
-
-    Args:
-      counts: numbers of chips.
-      price: dollars of a chip-hour.
-      date: of the price.
-      folder: see `benchmark_agent`.
+    of agents on Atari's frames (`EXPERIMENTS`), at the 200M frames that papers train for. `price`
+    is that of a chip-hour, in dollars.
 
     Raises:
       errors.UserError: there is no compiler, or no preset for a number of chips.
@@ -218,10 +210,6 @@ def _speed_and_time(
 
 def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records.Result:
     """Measures PPO with each recurrent core by rollout length, on this machine and estimated.
-
-    Args:
-      repeats: number of turns.
-      folder: see `benchmark_agent`.
 
     Raises:
       errors.UserError: there is no compiler.
