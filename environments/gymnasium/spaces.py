@@ -99,15 +99,10 @@ def read(space: Any, values: Sequence[Any] | np.ndarray, name: str, top: bool = 
         narrow = index.astype(np.int32)
     elif batch.dtype == dtype:
         return batch
-    elif dtype.kind == "f":
-        try:
-            with np.errstate(over="raise"):  # an infinite number would be undetectable later
-                return batch.astype(dtype)
-        except FloatingPointError:
-            narrow, wrong = batch, np.isfinite(batch) & (np.abs(batch) > np.finfo(dtype).max)
     else:
-        narrow = batch.astype(dtype)
-        wrong = narrow != batch
+        with np.errstate(over="ignore"):  # it is an error below
+            narrow = batch.astype(dtype)
+        wrong = np.isinf(narrow) & np.isfinite(batch) if dtype.kind == "f" else narrow != batch
     if np.any(wrong):
         raise errors.UserError(f"{name}: the value {batch[wrong][0]} lies outside of {limits}")
     return narrow
