@@ -45,9 +45,7 @@ class EnvFactory:
 
     Attributes:
       spec: Gymnasium's `EnvSpec`, so that other processes need not register it.
-      options: arguments of `gymnasium.make`.
-      wrappers: callables, from the inside out, that take an environment.
-      metrics: reductions of entries of `info` by name (`episode_metrics.EpisodeMetrics`).
+      options, wrappers, metrics: see `gymnasium.Gymnasium`; wrappers are callables.
     """
 
     spec: Any
