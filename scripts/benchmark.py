@@ -26,12 +26,11 @@ from podracers.scripts.results import reproduction
 from podracers.training import summary
 
 GROUPS = {
-    "sebulba": ("sebulba_impala", "sebulba_environments"),
     "replay": agent_speed.AGENTS,
     "tpu": tuple(f"tpu_{agent}" for agent in tpu_estimates.EXPERIMENTS),
     "device": tuple(f"device_{piece}" for piece in device.PIECES),
 }
-_OTHERS = ("catch", "lpg", "costs", "cores", "peers")
+_OTHERS = ("catch", "sebulba_impala", "lpg", "costs", "cores", "peers")
 NAMES = (*_OTHERS, *(name for own in GROUPS.values() for name in own))
 # Only where they are named: they are long, or require more packages.
 _NAMED = ("costs", "cores", "peers", *GROUPS["tpu"], *GROUPS["device"])
@@ -48,7 +47,6 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
         "lpg": lambda: agent_speed.benchmark_lpg(*own),
         "catch": lambda: ppo_speed.benchmark_batches(name, o.repeats, ppo_speed.BATCHES),
         "sebulba_impala": lambda: sebulba_speed.benchmark_learning(*own),
-        "sebulba_environments": lambda: sebulba_speed.benchmark_environments(*own),
         "device": lambda: device.benchmark(part, *own),
         "tpu": lambda: tpu_estimates.benchmark_agent(part, o.devices, o.gin_bindings, o.libtpu),
         **{agent: lambda: agent_speed.benchmark_agent(name, *own) for agent in GROUPS["replay"]},
@@ -82,7 +80,7 @@ def main() -> int:
     price = "costs: list price of a chip-hour, and its date, such as 1.2@2025-06"
     add("--price", type=_price, metavar="DOLLARS@DATE", help=price)
     more = {"action": "append", "default": [], "metavar": "'NAME = VALUE'"}
-    add("--gin_bindings", **more, help="replay, sebulba, lpg, tpu, device: of the experiment")
+    add("--gin_bindings", **more, help="of the experiment of replay, lpg, tpu, ...")
     install = "pip install --no-deps --target DIR libtpu==..."
     compiler = f"tpu, costs, cores: folder of the TPU compiler ({install})"
     add("--libtpu", type=pathlib.Path, metavar="DIR", help=compiler)

@@ -109,7 +109,7 @@ def _environments(repeats: int, bindings: Sequence[str], small: bool) -> records
             f"sebulba.Sebulba.batches_per_actor = {batches}",
             "sebulba.Sebulba.learner_devices = (0,)",
         )
-        result = sebulba_speed.benchmark_environments(repeats, [*own, *bindings], one_process=True)
+        result = sebulba_speed.benchmark_environments(repeats, [*own, *bindings])
         case = {"environments": num_envs, "threads": threads, "batches of each": batches}
         rows += [dataclasses.replace(row, case={**case, **row.case}) for row in result.rows]
     assert result is not None

@@ -125,7 +125,7 @@ def test_a_peer_that_fails_is_reported_with_its_last_line(scripts, tmp_path):
 
 
 def test_user_mistakes(run, scripts, tmp_path):
-    processes.assert_mistake(run("benchmark", "sebulbas"), "'sebulba'")
+    processes.assert_mistake(run("benchmark", "sebulbas"), "'sebulba_impala'")
     processes.assert_mistake(run("benchmark", "peers", "--peers", tmp_path), "prepare_peers.sh")
     processes.assert_mistake(run("benchmark", "tpu_ppo", "--libtpu", tmp_path), "libtpu==")
     processes.assert_mistake(run("benchmark", "costs"), "--price DOLLARS@DATE")
