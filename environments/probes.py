@@ -313,7 +313,7 @@ class Memory(Probe):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Bandit(Probe):
+class Bandit(ObservationActionReward):
     """Two arms, one of which earns: are the previous action and reward inputs of the network?
 
     Each episode draws the arm that earns 1, and does not show it; the other arm earns -1. The first
@@ -322,7 +322,6 @@ class Bandit(Probe):
     """
 
     length: int = 4
-    num_cues = 2
     min_length = 2
     return_without_inputs = 0.0
 
@@ -333,9 +332,6 @@ class Bandit(Probe):
     def value(self, gamma: float) -> np.ndarray:
         """The value at the start, `[2]`: all but the first reward, discounted."""
         return np.full(2, sum(gamma**time for time in range(1, self.length)), np.float32)
-
-    def _reward(self, state: State, action: jax.Array) -> jax.Array:
-        return jnp.where(action == state.cue, 1.0, -1.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
