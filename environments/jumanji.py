@@ -114,7 +114,7 @@ class Jumanji(adaptors.Adaptor):
         constructor = registration.load(registration._REGISTRY[name].entry_point)
         parameters = inspect.signature(constructor).parameters
         with adaptors.options_of(f"Jumanji's {name}", options, parameters):
-            inner = jumanji.make(name, **options)  # Sokoban downloads its levels
+            inner: Any = jumanji.make(name, **options)  # Sokoban downloads its levels
             if options:  # some are used, and fail, at the first step
                 key, action = jax.random.key(0), inner.action_spec.generate_value()
                 first = jax.random.key_data(key)

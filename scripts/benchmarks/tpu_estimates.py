@@ -97,7 +97,8 @@ def benchmark_agent(
     rows, notes = [], []
     for count in counts:
         preset, devices = _hardware(count)
-        cases = {}  # files, and bindings that they require
+        # Files, and bindings that they require.
+        cases: dict[str, tuple[Sequence[str], Sequence[str]]] = {}
         if agent in measure.EXPERIMENTS:
             anakin = (*measure.files(measure.EXPERIMENTS[agent], "Anakin"), preset)
             cases["Anakin"] = anakin, ()
