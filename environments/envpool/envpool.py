@@ -63,11 +63,12 @@ class EnvPool:
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
         """The shapes of one environment; no simulator is started."""
+        limit = self._task.limit
         return environment.EnvironmentSpec(
             self.task_id,
             jax.tree.map(lambda leaf: leaf.spec, self._observation),
             self._actions.spec,
-            None if self._task.limit is None else -(-self._task.limit // self.action_repeat),
+            -(-limit // self.action_repeat) if limit < families.NO_LIMIT else None,
             metrics=tuple(self._reductions),
         )
 
@@ -159,7 +160,6 @@ class EnvPoolEnvironment:
     def __init__(self, pool: Any, factory: EnvPool, directory: scratch.Directory | None = None):
         self._pool, self._factory, self._directory = pool, factory, directory
         self._task, self.num_envs = factory._task, pool.num_envs
-        self._limit = self._task.limit or families.NO_LIMIT
         self._rows = np.arange(self.num_envs, dtype=np.int32)
         self._last = np.zeros(self.num_envs, bool)  # streams whose latest time step was LAST
         self._cut = np.zeros(self.num_envs, bool)  # the adaptor ended the episode
@@ -225,7 +225,7 @@ class EnvPoolEnvironment:
 
     def _ended(self, state: dict[str, np.ndarray]) -> np.ndarray:
         """Returns `[B]` bool, where EnvPool or the time limit ends an episode."""
-        return state["done"] | (state["elapsed_step"] >= self._limit)
+        return state["done"] | (state["elapsed_step"] >= self._task.limit)
 
     def _receive(self) -> dict[str, np.ndarray]:
         """Returns new arrays of the required entries, by EnvPool's names."""
