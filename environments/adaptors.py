@@ -117,15 +117,8 @@ def action_codec(
     """Returns the translation of actions with an array spec of another library.
 
     A scalar is a discrete action, a float array a continuous one, and an integer array a
-    multi-discrete one, or one flat discrete action if the mask covers the joint choice.
-
-    Args:
-      name: the environment's name, for error messages.
-      shape: shape of the inner action.
-      dtype: dtype of the inner action.
-      minimum: lower bounds, which broadcast to `shape`.
-      maximum: upper bounds, likewise.
-      mask_shape: shape of the action mask, or None without a mask.
+    multi-discrete one, or one flat discrete action if the mask covers the joint choice. Bounds
+    broadcast to `shape`; `mask_shape` is None without a mask.
 
     Raises:
       errors.UserError: a part of an integer action has more values than int32.
@@ -161,10 +154,7 @@ def options_of(
 ) -> Iterator[None]:
     """Turns exceptions of another library's constructor into an `errors.UserError`.
 
-    Args:
-      name: the library and the environment.
-      options: arguments of the constructor.
-      known: the options that it has; None where they are already compared.
+    The constructor has the options `known`; None where they are already compared.
     """
     for option in options:
         errors.require_known(f"{name} has no option", option, options if known is None else known)
@@ -179,12 +169,7 @@ def options_of(
 
 
 def optional_import(module: str, user: str, extra: str | None = None) -> python_types.ModuleType:
-    """Imports a module of an optional package.
-
-    Args:
-      module: dotted name.
-      user: user of the package, for the error message.
-      extra: the extra that has the package; by default it has the name of the module's first part.
+    """Imports a module of an optional package; by default the extra has the package's name.
 
     Raises:
       errors.UserError: the package is not installed.
@@ -220,8 +205,6 @@ def channels_last(tree: types.PyTree) -> types.PyTree:
     def moved(leaf: np.ndarray) -> np.ndarray:
         if not _is_channels_first(leaf.shape[1:], leaf.dtype):
             return leaf
-        if leaf.shape[1] == 1:  # both layouts are the same bytes
-            return leaf.reshape(*leaf.shape[:1], *leaf.shape[2:], 1)
         return np.ascontiguousarray(np.moveaxis(leaf, 1, -1))
 
     return jax.tree.map(moved, tree)
@@ -267,10 +250,8 @@ def parameters_of(model: types.PyTree) -> dict[str, jax.Array]:
 def with_parameters(simulator: Any, attribute: str, values: Mapping[str, jax.Array]) -> Any:
     """Returns a copy of a simulator with other arrays in its model; it shares everything else.
 
-    Args:
-      simulator: an object of another library, which is not changed.
-      attribute: the name of its attribute with the model.
-      values: by path, as in `parameters_of`; they may be traced.
+    The model is an attribute of the simulator. The values, by path as in `parameters_of`, may be
+    traced.
     """
     model = jax.tree.map_with_path(
         lambda path, leaf: values.get(_dotted(path), leaf), getattr(simulator, attribute)

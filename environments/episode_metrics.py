@@ -39,11 +39,8 @@ def reduce(reduction: str, so_far: Any, number: Any, count: Any, xp: Any = np) -
 class EpisodeMetrics:
     """Reduces the entries of `info` over the steps of the running episodes of `B` streams.
 
-    A step without an entry is skipped; an entry that no step of an episode had is 0.
-
-    Args:
-      reductions: one of `REDUCTIONS` for each entry, by name.
-      num_envs: `B`.
+    `reductions` has one of `REDUCTIONS` for each entry. A step without an entry is skipped, and an
+    entry that no step of an episode had is 0.
     """
 
     def __init__(self, reductions: Mapping[str, str], num_envs: int):

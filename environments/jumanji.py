@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -105,7 +105,20 @@ class Jumanji(adaptors.Adaptor):
 
     def _make(self) -> tuple[Any, int | None]:
         """Returns Jumanji's environment, and its time limit or None."""
-        inner = _make(self.name, self.options)
+        with _outside_ipython():
+            import jumanji  # noqa: PLC0415  (initialises a backend)
+            from jumanji import registration  # noqa: PLC0415
+
+        name, options = self.name, self.options
+        errors.require_known("Jumanji has no environment", name, jumanji.registered_environments())
+        constructor = registration.load(registration._REGISTRY[name].entry_point)
+        parameters = inspect.signature(constructor).parameters
+        with adaptors.options_of(f"Jumanji's {name}", options, parameters):
+            inner: Any = jumanji.make(name, **options)  # Sokoban downloads its levels
+            if options:  # some are used, and fail, at the first step
+                key, action = jax.random.key(0), inner.action_spec.generate_value()
+                first = jax.random.key_data(key)
+                jax.eval_shape(lambda key: inner.step(inner.reset(key)[0], action), first)
         limit = getattr(inner, "time_limit", None)
         limit = int(limit) if isinstance(limit, int | np.integer) else None
         if limit is not None and self.time_limit_truncates:
@@ -140,23 +153,6 @@ class Jumanji(adaptors.Adaptor):
         return jax.tree.map(
             lambda spec, leaf: jnp.asarray(leaf, spec.dtype), self.spec.observation, observation
         )
-
-
-def _make(name: str, options: Mapping[str, Any]) -> Any:
-    """Returns a new Jumanji environment."""
-    with _outside_ipython():
-        import jumanji  # noqa: PLC0415  (initialises a backend)
-        from jumanji import registration  # noqa: PLC0415
-
-    errors.require_known("Jumanji has no environment", name, jumanji.registered_environments())
-    constructor = registration.load(registration._REGISTRY[name].entry_point)
-    parameters = inspect.signature(constructor).parameters
-    with adaptors.options_of(f"Jumanji's {name}", options, parameters):
-        inner = jumanji.make(name, **options)  # Sokoban downloads its levels
-        if options:  # some are used, and fail, at the first step
-            key, action = jax.random.key_data(jax.random.key(0)), inner.action_spec.generate_value()
-            jax.eval_shape(lambda key: inner.step(inner.reset(key)[0], action), key)
-    return inner
 
 
 def _children(spec: Any) -> dict[str, Any]:

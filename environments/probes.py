@@ -32,9 +32,12 @@ class Probe:
 
     A subclass overrides what differs from the defaults. Where the action matters, a policy that
     explores earns a little less than `value`.
+
+    Attributes:
+      length: number of steps of an episode; an option of some probes.
     """
 
-    length: int = dataclasses.field(default=1, init=False)  # steps of an episode; an option of some
+    length: int = dataclasses.field(default=1, init=False)
     num_cues: ClassVar[int] = 1
     min_length: ClassVar[int] = 1
     metrics: ClassVar[tuple[str, ...]] = ()
@@ -66,8 +69,12 @@ class Probe:
         return _SIGNS if self.num_cues == 2 else np.ones((1, 1), np.float32)
 
     def value(self, gamma: float) -> np.ndarray:
-        """Returns the value of each observation under the best policy, float32 `[N]`."""
-        return np.ones(len(jax.tree.leaves(self.observations())[0]), np.float32)
+        """Returns the value of each observation under the best policy, float32 `[N]`.
+
+        By default the best policy earns 1, at the end of an episode whose start is observed.
+        """
+        count = len(jax.tree.leaves(self.observations())[0])
+        return np.full(count, gamma ** (self.length - 1), np.float32)
 
     def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
         """Samples a cue."""
@@ -144,9 +151,6 @@ class DelayedReward(Probe):
     """A reward of 1 after a few steps, for all actions: is the discount correct?
 
     The observation is the time, one-hot. Values do not depend on the policy.
-
-    Attributes:
-      length: number of steps of an episode.
     """
 
     length: int = 3
@@ -172,9 +176,6 @@ class Truncation(Probe):
 
     The observation does not show the time, and the task never terminates, so the value is the
     infinite sum `1 / (1 - gamma)`. An agent that learns the cut as a termination learns less.
-
-    Attributes:
-      length: number of steps of an episode.
     """
 
     length: int = 5
@@ -256,13 +257,10 @@ class ContinuousReward(Probe):
     action = specs.BoundedArray(
         (2,), np.float32, np.array([-1.0, 1.0], np.float32), np.array([0.5, 3.0], np.float32)
     )
-
-    def targets(self) -> np.ndarray:
-        """The best action for each cue, `[2, 2]`."""
-        return np.array([[-0.5, 2.5], [0.25, 1.5]], np.float32)
+    targets = np.array([[-0.5, 2.5], [0.25, 1.5]], np.float32)  # [2, 2] best action for each cue
 
     def _reward(self, state: State, action: jax.Array) -> jax.Array:
-        return 1.0 - jnp.sum((action - jnp.asarray(self.targets())[state.cue]) ** 2)
+        return 1.0 - jnp.sum((action - jnp.asarray(self.targets)[state.cue]) ** 2)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -294,9 +292,6 @@ class Memory(Probe):
     The observation is `[2]`: the cue (-1 or 1 at the start, 0 afterwards), and 1 when the answer is
     due. The last action is the answer, 0 for -1 and 1 for 1: it earns 1 or -1. Without memory the
     expected return of every policy is 0.
-
-    Attributes:
-      length: number of steps of an episode.
     """
 
     length: int = 4
@@ -308,10 +303,6 @@ class Memory(Probe):
         """The two cues, `[2, 2]`: later observations do not determine the state."""
         return np.array([[-1.0, 0.0], [1.0, 0.0]], np.float32)
 
-    def value(self, gamma: float) -> np.ndarray:
-        """The value at the start, `[2]`: the reward is `length` steps away."""
-        return np.full(2, gamma ** (self.length - 1), np.float32)
-
     def _observe(self, state: State) -> jax.Array:
         cue = jnp.where(state.time == 0, 2.0 * state.cue - 1.0, 0.0)
         return jnp.stack([cue, (state.time == self.length - 1).astype(jnp.float32)])
@@ -322,35 +313,25 @@ class Memory(Probe):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Bandit(Probe):
+class Bandit(ObservationActionReward):
     """Two arms, one of which earns: are the previous action and reward inputs of the network?
 
     Each episode draws the arm that earns 1, and does not show it; the other arm earns -1. The first
     action is a guess, whose reward determines all the others. Without the previous action and
     reward among the inputs the expected return of every policy is 0.
-
-    Attributes:
-      length: number of steps of an episode.
     """
 
     length: int = 4
-    num_cues = 2
     min_length = 2
     return_without_inputs = 0.0
 
     def observations(self) -> np.ndarray:
-        """A constant, `[1, 1]`."""
-        return np.ones((1, 1), np.float32)
+        """A constant for both arms, `[2, 1]`."""
+        return np.ones((2, 1), np.float32)
 
     def value(self, gamma: float) -> np.ndarray:
-        """The value at the start, `[1]`: all but the first reward, discounted."""
-        return np.array([sum(gamma**time for time in range(1, self.length))], np.float32)
-
-    def _observe(self, state: State) -> jax.Array:
-        return jnp.ones((1,), jnp.float32)
-
-    def _reward(self, state: State, action: jax.Array) -> jax.Array:
-        return jnp.where(action == state.cue, 1.0, -1.0)
+        """The value at the start, `[2]`: all but the first reward, discounted."""
+        return np.full(2, sum(gamma**time for time in range(1, self.length)), np.float32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -360,18 +341,11 @@ class Reporting(Probe):
     The observation is the cue, and the last action earns 1 if it equals the cue. The metric
     `success` is 1 where the latest action equals the cue, so that its mean over episodes is their
     mean return; `cue` is the cue, 0 or 1 with equal probability.
-
-    Attributes:
-      length: number of steps of an episode.
     """
 
     length: int = 3
     num_cues = 2
     metrics = ("success", "cue")
-
-    def value(self, gamma: float) -> np.ndarray:
-        """The value at the start, `[2]`: the reward is `length` steps away."""
-        return np.full(2, gamma ** (self.length - 1), np.float32)
 
     def _reward(self, state: State, action: jax.Array) -> jax.Array:
         return (action == state.cue) & (state.time >= self.length)

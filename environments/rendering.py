@@ -19,12 +19,7 @@ _FINE = 4  # painted pixels for the side of a pixel, which is their mean: edges 
 
 
 class Canvas:
-    """An image that the methods paint.
-
-    Args:
-      height: of the image, in pixels.
-      width: likewise.
-    """
+    """An image of `height` x `width` pixels that the methods paint."""
 
     def __init__(self, height: int, width: int):
         self._image = Image.new("RGB", (_FINE * width, _FINE * height), PAPER)
@@ -35,14 +30,7 @@ class Canvas:
         return np.array(self._image.reduce(_FINE))
 
     def box(self, centre: Point, size: Point, colour: Colour, corner: float = 0.0) -> None:
-        """Paints an upright rectangle with rounded corners.
-
-        Args:
-          centre: its middle.
-          size: its width and height.
-          colour: the colour to paint it with.
-          corner: radius of its corners, in pixels.
-        """
+        """Paints an upright rectangle, whose corners have the radius `corner`."""
         low, high = ([_FINE * (c + s * x / 2) for c, x in zip(centre, size)] for s in (-1, 1))
         corners = *low, high[0] - 1, high[1] - 1  # Pillow paints the last pixel, too
         self._draw.rounded_rectangle(corners, _FINE * corner, colour)
@@ -62,10 +50,7 @@ class Canvas:
 def board(rows: int, columns: int, min_side: int = 240) -> tuple[Canvas, int]:
     """Returns an image of empty cells, and the side of a cell in pixels.
 
-    Args:
-      rows: height of the board, in cells.
-      columns: width of the board, in cells.
-      min_side: minimum length of the shorter side, in pixels.
+    The shorter side of the image has at least `min_side` pixels.
     """
     side = -(-min_side // min(rows, columns))
     image = Canvas(rows * side, columns * side)

@@ -86,15 +86,7 @@ class XMiniGrid(adaptors.Adaptor):
 
 
 def _ruleset(name: str, chosen: Any) -> Any:
-    """Returns the ruleset of the environment `name`.
-
-    Args:
-      name: id of the environment.
-      chosen: the ruleset, or the name of a benchmark and a number.
-
-    Raises:
-      errors.UserError: there is no such ruleset; or none is chosen, so there is no goal.
-    """
+    """Returns the option `ruleset` of an environment: a ruleset, or a benchmark and a number."""
     from xminigrid import benchmarks  # noqa: PLC0415  (creates arrays)
 
     known = benchmarks.registered_benchmarks()

@@ -26,14 +26,14 @@ from podracers.scripts.results import reproduction
 from podracers.training import summary
 
 GROUPS = {
-    "sebulba": ("sebulba_impala", "sebulba_environments"),
     "replay": agent_speed.AGENTS,
     "tpu": tuple(f"tpu_{agent}" for agent in tpu_estimates.EXPERIMENTS),
     "device": tuple(f"device_{piece}" for piece in device.PIECES),
 }
-_OTHERS = ("catch", "lpg", "costs", "cores", "peers")
+_OTHERS = ("catch", "sebulba_impala", "lpg", "costs", "cores", "peers")
 NAMES = (*_OTHERS, *(name for own in GROUPS.values() for name in own))
-_LONG = ("costs", "cores", "peers", *GROUPS["device"])  # only where they are named
+# Only where they are named: they are long, or require more packages.
+_NAMED = ("costs", "cores", "peers", *GROUPS["tpu"], *GROUPS["device"])
 
 
 def _measure(name: str, o: argparse.Namespace) -> records.Result:
@@ -47,7 +47,6 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
         "lpg": lambda: agent_speed.benchmark_lpg(*own),
         "catch": lambda: ppo_speed.benchmark_batches(name, o.repeats, ppo_speed.BATCHES),
         "sebulba_impala": lambda: sebulba_speed.benchmark_learning(*own),
-        "sebulba_environments": lambda: sebulba_speed.benchmark_environments(*own),
         "device": lambda: device.benchmark(part, *own),
         "tpu": lambda: tpu_estimates.benchmark_agent(part, o.devices, o.gin_bindings, o.libtpu),
         **{agent: lambda: agent_speed.benchmark_agent(name, *own) for agent in GROUPS["replay"]},
@@ -72,7 +71,7 @@ def main() -> int:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"of {', '.join(names)}; default: all but device, costs, cores and peers",
+        help=f"of {', '.join(names)}; default: all but tpu, device, costs, cores and peers",
     )
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=pathlib.Path, metavar="FILE")
@@ -81,7 +80,7 @@ def main() -> int:
     price = "costs: list price of a chip-hour, and its date, such as 1.2@2025-06"
     add("--price", type=_price, metavar="DOLLARS@DATE", help=price)
     more = {"action": "append", "default": [], "metavar": "'NAME = VALUE'"}
-    add("--gin_bindings", **more, help="replay, sebulba, lpg, tpu, device: of the experiment")
+    add("--gin_bindings", **more, help="of the experiment of replay, lpg, tpu, ...")
     install = "pip install --no-deps --target DIR libtpu==..."
     compiler = f"tpu, costs, cores: folder of the TPU compiler ({install})"
     add("--libtpu", type=pathlib.Path, metavar="DIR", help=compiler)
@@ -92,18 +91,12 @@ def main() -> int:
         errors.require_known("no benchmark", name, names)
     if "costs" in options.names and not options.price:
         raise errors.UserError("costs: --price DOLLARS@DATE is missing")
-    default = [name for name in NAMES if name not in _LONG]
+    default = [name for name in NAMES if name not in _NAMED]
     chosen = [GROUPS.get(name, (name,)) for name in options.names or default]
     cpu, results = reproduction.processor(), {}
     command = shlex.join(["scripts/benchmark.py", *sys.argv[1:]])
     for name in dict.fromkeys(name for names in chosen for name in names):
-        try:
-            results[name] = _measure(name, options)
-        except tpu_estimates.NoCompilerError as error:
-            if options.names:  # not by default
-                raise
-            print(f"{name}: skipped: {error}")
-            continue
+        results[name] = _measure(name, options)
         print(f"{name}: {results[name].about}")
         for row in results[name].rows:
             print(f"  {row.label}: {row.spread} {row.unit}", flush=True)

@@ -33,12 +33,7 @@ def main() -> int:
 
 
 def update(root: pathlib.Path = ROOT, write: bool = True) -> list[pathlib.Path]:
-    """Writes the pages and pictures that are out of date, and returns their paths.
-
-    Args:
-      root: the repository.
-      write: False to return the paths only.
-    """
+    """Writes the pages and pictures that are out of date, if `write`, and returns their paths."""
     docs, readme = root / "docs", root / "README.md"
     generated, rows = docs / "generated", results.read(docs / "results.json")
     suites = dict.fromkeys(row.suite for row in rows.values() if row.suite)

@@ -1,5 +1,5 @@
 """Adaptor of EnvPool."""
 
-from environments.envpool.envpool import EnvPool, EnvPoolEnvironment
+from environments.envpool.envpool import EnvPool
 
-__all__ = ["EnvPool", "EnvPoolEnvironment"]
+__all__ = ["EnvPool"]

@@ -63,11 +63,12 @@ class EnvPool:
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
         """The shapes of one environment; no simulator is started."""
+        limit = self._task.limit
         return environment.EnvironmentSpec(
             self.task_id,
             jax.tree.map(lambda leaf: leaf.spec, self._observation),
             self._actions.spec,
-            None if self._task.limit is None else -(-self._task.limit // self.action_repeat),
+            -(-limit // self.action_repeat) if limit < families.NO_LIMIT else None,
             metrics=tuple(self._reductions),
         )
 
@@ -157,24 +158,17 @@ class EnvPoolEnvironment:
     """
 
     def __init__(self, pool: Any, factory: EnvPool, directory: scratch.Directory | None = None):
-        self._pool = pool
-        self._task = factory._task
-        self._actions = factory._actions
-        self._observation = factory._observation
-        self._action_repeat = factory.action_repeat
-        self._directory = directory
-        self.num_envs = pool.num_envs
-        self._limit = self._task.limit or families.NO_LIMIT
+        self._pool, self._factory, self._directory = pool, factory, directory
+        self._task, self.num_envs = factory._task, pool.num_envs
         self._rows = np.arange(self.num_envs, dtype=np.int32)
         self._last = np.zeros(self.num_envs, bool)  # streams whose latest time step was LAST
         self._cut = np.zeros(self.num_envs, bool)  # the adaptor ended the episode
         self._action = np.empty(0)  # actions of the current step, in EnvPool's format
         self._metrics = episode_metrics.EpisodeMetrics(factory._reductions, self.num_envs)
         self._infos = {name: f"info:{name}" for name in factory._reductions}
-        parts = [leaf.key for leaf in jax.tree.leaves(self._observation)]
-        keys = (*_STEP, *self._task.family.evidence, *parts, *self._infos.values())
-        index = {name: i for i, name in enumerate(pool._state_keys)}
-        self._index = {key: index[key] for key in keys if key in index}
+        parts = [leaf.key for leaf in jax.tree.leaves(factory._observation)]
+        keys = {*_STEP, *self._task.family.evidence, *parts, *self._infos.values()}
+        self._index = {key: i for i, key in enumerate(pool._state_keys) if key in keys}
 
     def reset(self) -> types.TimeStep[np.ndarray]:
         self._pool.async_reset()
@@ -187,7 +181,7 @@ class EnvPoolEnvironment:
         if self._cut.all():
             self._pool.async_reset()
             return
-        self._action = self._actions.decode(action)
+        self._action = self._factory._actions.decode(action)
         if self._cut.any():
             # EnvPool returns the batch of one call at a time: `recv` calls the resets.
             self._step(~self._cut)
@@ -202,7 +196,7 @@ class EnvPoolEnvironment:
         self._metrics.restart(self._last)
         going = ~self._last
         self._report({key: state[key][going] for key in self._infos.values()}, going)
-        for _ in range(self._action_repeat - 1):
+        for _ in range(self._factory.action_repeat - 1):
             going = ~(self._last | self._ended(state))
             if not going.any():
                 break
@@ -231,7 +225,7 @@ class EnvPoolEnvironment:
 
     def _ended(self, state: dict[str, np.ndarray]) -> np.ndarray:
         """Returns `[B]` bool, where EnvPool or the time limit ends an episode."""
-        return state["done"] | (state["elapsed_step"] >= self._limit)
+        return state["done"] | (state["elapsed_step"] >= self._task.limit)
 
     def _receive(self) -> dict[str, np.ndarray]:
         """Returns new arrays of the required entries, by EnvPool's names."""
@@ -246,7 +240,7 @@ class EnvPoolEnvironment:
         self._last, self._cut = last, last & ~state["done"]
         step_type = np.where(last, types.LAST, types.MID)
         return types.TimeStep(
-            observation=jax.tree.map(lambda leaf: leaf.read(state), self._observation),
+            observation=jax.tree.map(lambda leaf: leaf.read(state), self._factory._observation),
             # Some families report a reward of the reset.
             reward=np.where(first, 0.0, state["reward"]).astype(np.float32),
             discount=1.0 - terminated.astype(np.float32),

@@ -130,7 +130,7 @@ class Task:
     Attributes:
       family: simulator behind it.
       options: EnvPool's keyword arguments, without those of the pool (numbers, threads, seeds).
-      limit: EnvPool's steps after which an episode is truncated, or None.
+      limit: EnvPool's steps after which an episode is truncated, or `NO_LIMIT`.
       clock_limit: elapsed steps from which an end is a truncation, unless there is evidence of a
         termination.
       pool_spec: EnvPool's specification.
@@ -138,7 +138,7 @@ class Task:
 
     family: Family
     options: Mapping[str, Any]
-    limit: int | None
+    limit: int
     clock_limit: int
     pool_spec: Any
 
@@ -161,13 +161,7 @@ def load(
     max_episode_steps: int | None,
     action_repeat: int = 1,
 ) -> Task:
-    """Returns a task after checking its options; starts no simulator.
-
-    Args:
-      task_id: EnvPool id.
-      options: the user's keyword arguments of EnvPool.
-      max_episode_steps: time limit, in agent steps; None for the task's own.
-      action_repeat: number of EnvPool's steps per agent step.
+    """Returns a task after checking its options, those of `EnvPool`; starts no simulator.
 
     Raises:
       errors.UserError: the task or option does not exist, or a package is missing.
@@ -181,22 +175,21 @@ def load(
     known = {*config._fields, *(_PIXEL_OPTIONS if module == "envpool.mujoco" else ())}
     _check_options(task_id, options)
     options = {name: at for name, at in family.options.items() if name in known} | {**options}
-    limit = default = config.max_episode_steps if 0 < config.max_episode_steps < NO_LIMIT else None
+    limit = default = config.max_episode_steps if config.max_episode_steps > 0 else NO_LIMIT
     # Tasks without a clock end by construction; EnvPool's number is an upper bound.
     if module == "envpool.jumanji" and not task_id.rpartition("/")[2].startswith(_JUMANJI_CLOCKS):
-        limit = default = None
+        limit = default = NO_LIMIT
     if max_episode_steps is not None:
         limit = max_episode_steps * action_repeat
-    clock_limit = NO_LIMIT if limit is None else limit
+    clock_limit = limit
     if family.clock is Clock.FIXED:
-        clock_limit = NO_LIMIT if default is None else default
-        if limit is not None and limit >= clock_limit + action_repeat:
+        if limit >= default + action_repeat:
             raise errors.UserError(
-                f"EnvPool.max_episode_steps: expected at most {-(-clock_limit // action_repeat)}, "
+                f"EnvPool.max_episode_steps: expected at most {-(-default // action_repeat)}, "
                 f"the fixed limit of {task_id}, got {max_episode_steps}"
             )
-        limit = None if limit is None else min(limit, clock_limit)  # may cut an agent step short
-    elif limit is not None:
+        limit, clock_limit = min(limit, default), default  # may cut an agent step short
+    elif limit < NO_LIMIT:
         options["max_episode_steps"] = limit + (family.clock is Clock.LATE) * family.spare
     pool_spec = _pool_spec(task_id, options, known)
     if pool_spec.config.max_num_players != 1:

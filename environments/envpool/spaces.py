@@ -58,11 +58,8 @@ def observation(
 ) -> types.PyTree:
     """Returns a tree of `Leaf`: one, or a nested dict of them.
 
-    Args:
-      task_id: EnvPool id, for error messages.
-      pool_spec: EnvPool's specification.
-      codec: translation of the task's actions, which defines masks.
-      keys: parts of a dict to keep in addition to a mask; None for all.
+    The shape of a mask follows from the actions. `keys` are the parts of a dict to keep in addition
+    to a mask; None for all.
 
     Raises:
       errors.UserError: a part does not exist.

@@ -44,9 +44,7 @@ class AsyncVector:
     """`B` environments, split over processes, with the methods of `sync_vector.SyncVector`.
 
     Args:
-      factory: see `sync_vector.SyncVector`, as `seeds` and `numbers`.
-      seeds: `B` seeds.
-      numbers: `B` numbers.
+      factory, seeds, numbers: see `sync_vector.SyncVector`.
       num_workers: number of processes; at most `B` are started.
 
     Raises:

@@ -145,10 +145,8 @@ class Gymnasium:
         name = f"Gymnasium's {factory.spec.id}"
         try:
             vector = sync_vector.SyncVector(factory, [0], [0])
-        except (gymnasium.error.Error, OSError) as error:  # DependencyNotInstalled among them
+        except (gymnasium.error.Error, ImportError, OSError) as error:
             raise errors.UserError(f"{name}: {errors.first_line(error)}") from error
-        except ImportError as error:
-            raise errors.UserError(f"{name} needs a package that is missing: {error}") from error
         except TypeError as error:
             creator = factory.spec.entry_point
             if isinstance(creator, str):

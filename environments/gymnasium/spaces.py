@@ -8,6 +8,7 @@ its parts, in the order of the space: a discrete, a multi-discrete or a continuo
 Axis legend: `B` streams. This module does not import JAX: worker processes start faster without it.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,21 +20,13 @@ from podracers import errors
 
 ACTION_MASK = "action_mask"  # `podracers.environment.ACTION_MASK`; that module imports JAX
 
-_NARROW = {
-    np.dtype(np.float64): np.dtype(np.float32),
-    np.dtype(np.int64): np.dtype(np.int32),
-    np.dtype(np.uint64): np.dtype(np.uint32),
-}
 _INTEGERS = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def observation_spec(space: Any, name: str, path: str = "") -> Any:
     """Returns the specs of an observation space, a tree of them for a `Dict` or a `Tuple`.
 
-    Args:
-      space: a Gymnasium space.
-      name: the environment's name, for error messages.
-      path: the place of the space in the observation, likewise.
+    Error messages have the environment's `name`, and the `path` of the space in the observation.
 
     Raises:
       errors.UserError: a part is not an array of a fixed shape.
@@ -106,15 +99,10 @@ def read(space: Any, values: Sequence[Any] | np.ndarray, name: str, top: bool = 
         narrow = index.astype(np.int32)
     elif batch.dtype == dtype:
         return batch
-    elif dtype.kind == "f":
-        try:
-            with np.errstate(over="raise"):  # an infinite number would be undetectable later
-                return batch.astype(dtype)
-        except FloatingPointError:
-            narrow, wrong = batch, np.isfinite(batch) & (np.abs(batch) > np.finfo(dtype).max)
     else:
-        narrow = batch.astype(dtype)
-        wrong = narrow != batch
+        with np.errstate(over="ignore"):  # it is an error below
+            narrow = batch.astype(dtype)
+        wrong = np.isinf(narrow) & np.isfinite(batch) if dtype.kind == "f" else narrow != batch
     if np.any(wrong):
         raise errors.UserError(f"{name}: the value {batch[wrong][0]} lies outside of {limits}")
     return narrow
@@ -136,10 +124,6 @@ def _unlike(expected: str, values: Sequence[Any] | np.ndarray, name: str) -> err
 def action_spec(space: Any, name: str) -> specs.BoundedArray:
     """Returns the spec of an action space: discrete, multi-discrete or continuous.
 
-    Args:
-      space: a Gymnasium space.
-      name: the environment's name, for error messages.
-
     Raises:
       errors.UserError: the space is none of these.
     """
@@ -158,21 +142,19 @@ def action_spec(space: Any, name: str) -> specs.BoundedArray:
             f"{name}: expected an action of Discrete, MultiDiscrete and MultiBinary spaces, or of "
             f"floating Boxes, or Dict and Tuple of one kind; got {' and '.join(sorted(kinds))}"
         )
-    shape = space.shape if isinstance(space, spaces.Box) else (sum(_size(p) for p in parts),)
+    shape = space.shape if isinstance(space, spaces.Box) else (-1,)
     low = np.concatenate([part.low.ravel() for part in parts]).reshape(shape).astype(np.float32)
     high = np.concatenate([part.high.ravel() for part in parts]).reshape(shape).astype(np.float32)
-    return specs.BoundedArray(shape, np.float32, low, high, name="action")
+    return specs.BoundedArray(low.shape, np.float32, low, high, name="action")
 
 
 def decode(space: Any, action: np.ndarray) -> Any:
-    """Returns an element of the batched action space, for `gymnasium.vector`.
-
-    Args:
-      space: a Gymnasium space that `action_spec` accepts.
-      action: `[B, ...]`, as `action_spec` describes.
-    """
+    """Returns an element of the batched action space for actions `[B, ...]` of `action_spec`."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        sizes = [sum(map(_size, _action_leaves(child))) for _, child in _children(space)]
+        sizes = [
+            sum(math.prod(leaf.shape) for leaf in _action_leaves(child))
+            for _, child in _children(space)
+        ]
         pieces = np.split(action, np.cumsum(sizes)[:-1], axis=1)
         decoded = {key: decode(part, x) for (key, part), x in zip(_children(space), pieces)}
         return decoded if isinstance(space, spaces.Dict) else tuple(decoded.values())
@@ -195,11 +177,7 @@ def _num_values(space: Any) -> np.ndarray:
     """Returns the number of values of each part of an integer space, flat."""
     if hasattr(space, "nvec"):
         return np.asarray(space.nvec).ravel()
-    return np.full((_size(space),), space.n if space.shape == () else 2)
-
-
-def _size(space: Any) -> int:
-    return int(np.prod(space.shape, dtype=np.int64))
+    return np.full(math.prod(space.shape), space.n if space.shape == () else 2)
 
 
 def _children(space: Any) -> list[tuple[str, Any]]:
@@ -209,4 +187,5 @@ def _children(space: Any) -> list[tuple[str, Any]]:
 
 
 def _narrow(dtype: Any) -> np.dtype:
-    return _NARROW.get(np.dtype(dtype), np.dtype(dtype))
+    dtype = np.dtype(dtype)
+    return np.dtype(f"{dtype.kind}4") if dtype.itemsize == 8 else dtype

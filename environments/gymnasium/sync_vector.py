@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import dm_env
 import gymnasium
@@ -27,16 +27,8 @@ _FIRST, _MID, _LAST = (np.int8(each) for each in dm_env.StepType)
 _NUMBER = gymnasium.spaces.Box(-np.inf, np.inf, ())  # a reward
 # pyrefly: ignore[bad-argument-type]  # Gymnasium annotates numbers, and accepts bool
 _FLAG = gymnasium.spaces.Box(0, 1, (), np.bool_)
-
-
-class VectorStep(NamedTuple):
-    """The fields of `podracers.types.TimeStep` (whose module imports JAX) of `B` environments."""
-
-    observation: Any  # [B, ...]
-    reward: np.ndarray  # [B] float32
-    discount: np.ndarray  # [B] float32
-    step_type: np.ndarray  # [B] int8
-    metrics: dict[str, np.ndarray]  # [B] float32
+# The fields of a `podracers.types.TimeStep`, `[B, ...]`; that module imports JAX.
+VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +37,7 @@ class EnvFactory:
 
     Attributes:
       spec: Gymnasium's `EnvSpec`, so that other processes need not register it.
-      options: arguments of `gymnasium.make`.
-      wrappers: callables, from the inside out, that take an environment.
-      metrics: reductions of entries of `info` by name (`episode_metrics.EpisodeMetrics`).
+      options, wrappers, metrics: see `gymnasium.Gymnasium`; wrappers are callables.
     """
 
     spec: Any
@@ -152,7 +142,7 @@ class SyncVector:
         first, self._ended = self._ended, terminated | truncated
         step_type = np.where(first, _FIRST, np.where(self._ended, _LAST, _MID))
         discount = (~terminated).astype(np.float32)
-        return VectorStep(observation, reward, discount, step_type, self._metrics.read())
+        return observation, reward, discount, step_type, self._metrics.read()
 
     def render(self) -> list[Any]:
         """Returns a picture of each environment."""

@@ -17,13 +17,7 @@ _LPG_BINDINGS = ("NUM_ENVS = 8", "Anakin.num_devices = 1")
 
 
 def benchmark_agent(algorithm: str, repeats: int, bindings: Sequence[str] = ()) -> records.Result:
-    """Measures the small experiment of one agent under both runners.
-
-    Args:
-      algorithm: one of `AGENTS`.
-      repeats: number of turns of each runner.
-      bindings: over those of the experiment.
-    """
+    """Measures the small experiment of one of `AGENTS` under both runners."""
     name = measure.EXPERIMENTS[algorithm]
     parts = {
         runner: measure.build(measure.files(name, runner), bindings) for runner in measure.RUNNERS
@@ -67,11 +61,7 @@ def benchmark_agent(algorithm: str, repeats: int, bindings: Sequence[str] = ()) 
 def benchmark_lpg(repeats: int, bindings: Sequence[str] = ()) -> records.Result:
     """Measures meta-training with and without recomputation of activations.
 
-    The rule has its published size; there are fewer lifetimes.
-
-    Args:
-      repeats: turns of each program.
-      bindings: over gin/experiments/lpg.gin and those of the benchmark.
+    The rule has its published size; there are fewer lifetimes than in gin/experiments/lpg.gin.
     """
     runner = measure.build(["gin/experiments/lpg.gin"], [*_LPG_BINDINGS, *bindings]).runner
     assert isinstance(runner, anakin.Anakin)

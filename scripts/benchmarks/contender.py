@@ -53,9 +53,7 @@ class Contender:
     def ask(self, name: str, watch: Callable[[], None] | None = None) -> Any:
         """Returns an attribute of the object in the process, or the result of a method.
 
-        Args:
-          name: the attribute's name.
-          watch: called several times a second; an exception that it raises ends the waiting.
+        `watch` is called several times a second; an exception that it raises ends the waiting.
 
         Raises:
           errors.UserError, errors.RunFailure: the error of the process, in one line.

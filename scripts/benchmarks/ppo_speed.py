@@ -16,28 +16,22 @@ ENVIRONMENTS = {
     "breakout": functools.partial(gymnax.Gymnax, "Breakout-MinAtar"),
 }
 BATCHES = (64, 256, 1024, 4096)  # environments
-_SETTINGS = "128 steps, 4 epochs x 4 minibatches, two tanh layers of 64"
-_SETTINGS_BY_BATCH = {  # tasks that are not measured as in their experiment
+_SETTINGS = {  # of tasks that are not measured as in their experiment
     "catch": "as in the Podracer paper's notebook: 32 steps, one gradient step, two layers of 128",
-    "breakout": _SETTINGS,
+    "breakout": "128 steps, 4 epochs x 4 minibatches, two tanh layers of 64",
 }
 
 
 def benchmark_batches(name: str, repeats: int, batches: Sequence[int]) -> records.Result:
-    """Measures Anakin PPO by the number of environments.
-
-    Args:
-      name: "catch", "cartpole", "snake" or "breakout".
-      repeats: turns of each batch.
-      batches: numbers of environments.
-    """
+    """Measures PPO on Catch, CartPole, Snake or Breakout by the number of environments."""
     rows = []
     for num_envs in batches:
         case = {"devices": jax.device_count(), "environments": num_envs}
         stepper = measure.Stepper(build(name, num_envs), updates=max(1, 2048 // num_envs))
         rows.append(measure.speed(measure.take_turns({"": stepper}, repeats)[""], **case))
-        rows.append(_first_dispatch(stepper, **case))
-    settings = _SETTINGS_BY_BATCH.get(name, f"otherwise as in gin/experiments/{name}_ppo.gin")
+        dispatch = "first dispatch, compiling included"
+        rows.append(records.row(dispatch, "s", stepper.first_dispatch, **case))
+    settings = _SETTINGS.get(name, f"otherwise as in gin/experiments/{name}_ppo.gin")
     about = f"Anakin PPO on {name} by the number of environments, {settings}."
     return records.Result(about, tuple(rows))
 
@@ -59,8 +53,3 @@ def build(name: str, num_envs: int) -> anakin.Anakin:
     found = measure.build(files, bindings).runner
     assert isinstance(found, anakin.Anakin)
     return found
-
-
-def _first_dispatch(stepper: measure.Stepper, **case: str | int) -> records.Row:
-    seconds = stepper.first_dispatch
-    return records.row("first dispatch, compiling included", "s", seconds, **case)

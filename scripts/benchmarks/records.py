@@ -85,12 +85,7 @@ class Record:
         markdown.write(path, json.dumps(content, indent=1, default=plain) + "\n")
 
     def section(self, stem: str, file: str) -> str:
-        """Returns the tables of this file, as Markdown.
-
-        Args:
-          stem: name of the file, which is not repeated as a heading.
-          file: its path from the page.
-        """
+        """Returns the tables of a file, as Markdown; its stem is not repeated as a heading."""
         made = self.provenance
         cpu = f", {made['cpu']}" if "cpu" in made else ""
         versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())

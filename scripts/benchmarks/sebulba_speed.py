@@ -1,6 +1,6 @@
 """Sebulba on EnvPool's Pong: the simulators alone, actors alone, actors and learner.
 
-All settings are those of the shipped experiment. Programs run alternately, each in its own process.
+All settings are those of the shipped experiment. Programs run alternately.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class _SmallEncoder(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class NotLearning:
+class _NotLearning:
     """An agent that acts as another, with an empty update."""
 
     agent: Any
@@ -57,7 +57,6 @@ class NotLearning:
         return getattr(self.agent, name)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
-        """Returns the state unchanged."""
         del rollout, key
         return state, {}
 
@@ -95,7 +94,7 @@ class _RawPools:
 
 def _actors(setting: Setting) -> measure.Stepper:
     parts = setting.build()
-    return setting.stepper(dataclasses.replace(parts.runner, agent=NotLearning(parts.agent)))
+    return setting.stepper(dataclasses.replace(parts.runner, agent=_NotLearning(parts.agent)))
 
 
 def _small_network(setting: Setting) -> measure.Stepper:
@@ -107,12 +106,7 @@ def _small_network(setting: Setting) -> measure.Stepper:
 
 
 def benchmark_learning(repeats: int, bindings: Sequence[str]) -> records.Result:
-    """Compares Sebulba with its parts.
-
-    Args:
-      repeats: turns of each program.
-      bindings: over those of the experiment.
-    """
+    """Compares Sebulba with its parts, each in its own process."""
     makers = {
         "EnvPool alone": _RawPools,
         "actors alone": _actors,
@@ -136,26 +130,15 @@ def benchmark_learning(repeats: int, bindings: Sequence[str]) -> records.Result:
     )
 
 
-def benchmark_environments(
-    repeats: int, bindings: Sequence[str], one_process: bool = False
-) -> records.Result:
-    """Compares Sebulba with a negligible network to the simulators' own rate.
+def benchmark_environments(repeats: int, bindings: Sequence[str]) -> records.Result:
+    """Compares Sebulba with a negligible network to the simulators' own rate, in this process.
 
-    Args:
-      repeats: turns of each program.
-      bindings: over those of the experiment.
-      one_process: whether both run in this process, for devices that only one process can use.
+    Only one process can use some devices.
     """
-    makers = {"EnvPool alone": _RawPools, "small network": _small_network}
     runner = Setting(1, 1, bindings).build().runner
     setting = Setting(max(4, 960 // runner.num_envs), max(4, 19_200 // runner.num_envs), bindings)
-    with contextlib.ExitStack() as stack:
-        turns: dict[str, Any]
-        if one_process:
-            turns = {name: make(setting) for name, make in makers.items()}
-            stack.enter_context(contextlib.closing(turns["small network"]))
-        else:
-            turns = stack.enter_context(contender.together(makers, setting))
+    with contextlib.closing(_small_network(setting)) as small:
+        turns = {"EnvPool alone": _RawPools(setting), "small network": small}
         rates = measure.take_turns(turns, repeats)
     return records.Result(
         "Sebulba's rate as a share of that of EnvPool's Pong alone, with a negligible network.",

@@ -69,10 +69,6 @@ _ALONE = {
 }
 
 
-class NoCompilerError(errors.UserError):
-    """There is no TPU compiler."""
-
-
 @dataclasses.dataclass(frozen=True)
 class _Program:
     """Costs of one compiled program; zero if it does not compile."""
@@ -91,37 +87,32 @@ def benchmark_agent(
     bindings: Sequence[str] = (),
     folder: pathlib.Path | None = None,
 ) -> records.Result:
-    """Compiles one agent's programs under both runners.
+    """Compiles the programs of an agent of `EXPERIMENTS` under both runners.
 
-    Args:
-      agent: a name in `EXPERIMENTS`.
-      counts: numbers of chips.
-      bindings: over those of the experiments.
-      folder: target of the installation of `libtpu`; None for the installed packages.
+    `counts` are numbers of chips. `folder` is the target of the installation of `libtpu`; None
+    stands for the installed packages.
 
     Raises:
-      NoCompilerError: there is no compiler.
-      errors.UserError: there is no preset for a number of chips.
+      errors.UserError: there is no compiler, or no preset for a number of chips.
     """
     version = _find_compiler(folder)
     rows, notes = [], []
     for count in counts:
         preset, devices = _hardware(count)
-        cases = []
+        # Files, and bindings that they require.
+        cases: dict[str, tuple[Sequence[str], Sequence[str]]] = {}
         if agent in measure.EXPERIMENTS:
-            anakin = tuple(measure.files(measure.EXPERIMENTS[agent], "Anakin"))
-            cases.append(("Anakin", anakin, False))
+            anakin = (*measure.files(measure.EXPERIMENTS[agent], "Anakin"), preset)
+            cases["Anakin"] = anakin, ()
             if agent in _LARGE_BATCH:
-                cases.append(("Anakin", anakin, True))
-        cases += [("Sebulba", EXPERIMENTS[agent], False)] if EXPERIMENTS[agent] else []
-        for kind, files, large in cases:  # large: the preset for large batches is added
-            presets = (preset, _LARGE_BATCH[agent].format(count)) if large else (preset,)
-            named = (*files, *(f"gin/hardware/{each}.gin" for each in presets))
-            needed = _BINDINGS.get(agent, ()) if kind == "Sebulba" else ()
-            made = experiment.load(named, [*needed, *bindings])
-            name = f"{agent}, {kind}" + (", large batch" if large else "")
-            name += f", {count} chips" if count > 1 else ""
-            notes.append(f"{name}: {', '.join([*named, *needed])}")
+                large = f"gin/hardware/{_LARGE_BATCH[agent].format(count)}.gin"
+                cases["Anakin, large batch"] = (*anakin, large), ()
+        if EXPERIMENTS[agent]:
+            cases["Sebulba"] = (*EXPERIMENTS[agent], preset), _BINDINGS.get(agent, ())
+        for kind, (files, needed) in cases.items():
+            made = experiment.load(files, [*needed, *bindings])
+            name = f"{agent}, {kind}" + (f", {count} chips" if count > 1 else "")
+            notes.append(f"{name}: {', '.join([*files, *needed])}")
             parts = made.build()
             with parallel.compiling_for(devices):
                 programs = _compile_all(parts, made.seed)
@@ -149,17 +140,11 @@ def benchmark_costs(
     """Estimates what a run of each experiment costs, from its number of agent steps and its speed.
 
     Experiments are those of JAX environments in gin/experiments, at their `TOTAL_STEPS`, and those
-    of agents on Atari's frames (`EXPERIMENTS`), at the 200M frames that papers train for.
-
-    Args:
-      counts: numbers of chips.
-      price: dollars of a chip-hour.
-      date: of the price.
-      folder: see `benchmark_agent`.
+    of agents on Atari's frames (`EXPERIMENTS`), at the 200M frames that papers train for. `price`
+    is that of a chip-hour, in dollars.
 
     Raises:
-      NoCompilerError: there is no compiler.
-      errors.UserError: there is no preset for a number of chips.
+      errors.UserError: there is no compiler, or no preset for a number of chips.
     """
     version, rows, notes = _find_compiler(folder), [], []
     steps = f"TOTAL_STEPS = {_PUBLISHED_STEPS}"
@@ -228,7 +213,7 @@ def _speed_and_time(
     """
     _find_compiler(folder)
     preset, devices = _hardware(count)
-    made = experiment.load([*files, f"gin/hardware/{preset}.gin"], bindings)
+    made = experiment.load([*files, preset], bindings)
     parts = made.build()
     of = parts.runner
     if isinstance(of, sebulba.Sebulba) and not bindings:
@@ -245,12 +230,8 @@ def _speed_and_time(
 def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records.Result:
     """Measures PPO with each recurrent core by rollout length, on this machine and estimated.
 
-    Args:
-      repeats: number of turns.
-      folder: see `benchmark_agent`.
-
     Raises:
-      NoCompilerError: there is no compiler.
+      errors.UserError: there is no compiler.
     """
     version, rows = _find_compiler(folder), []
     _, devices = _hardware(1)
@@ -283,12 +264,12 @@ def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records
 
 
 def _hardware(count: int) -> tuple[str, list[jax.Device]]:
-    """Returns the preset for a number of chips, and chips to compile for."""
+    """Returns the file of the preset for a number of chips, and chips to compile for."""
     if count not in _HARDWARE:
         raise errors.UserError(f"--devices: expected one of {[*_HARDWARE]} chips, got {count}")
     preset, topology = _HARDWARE[count]
     grid = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-    return preset, grid.devices[:count]
+    return f"gin/hardware/{preset}.gin", grid.devices[:count]
 
 
 def _find_compiler(folder: pathlib.Path | None) -> str:
@@ -300,7 +281,7 @@ def _find_compiler(folder: pathlib.Path | None) -> str:
             name for name in importlib.metadata.requires("jax") or () if "libtpu" in name
         )
         install = f"pip install --no-deps --target DIR '{required.split(';')[0]}'"
-        raise NoCompilerError(f"no TPU compiler in {folder}: {install}, then --libtpu DIR")
+        raise errors.UserError(f"no TPU compiler in {folder}: {install}, then --libtpu DIR")
     os.environ |= {"TPU_LIBRARY_PATH": str(library)} | _ALONE  # JAX's variable
     jax.config.update("jax_platforms", "cpu")  # leaves the machine's TPUs alone
     jax.config.update("jax_enable_compilation_cache", False)  # cached programs need a TPU

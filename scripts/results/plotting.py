@@ -40,7 +40,7 @@ _SHARES = np.linspace(0, 100, 51)  # percent of agent steps, in aggregates over 
 _MIN_SEEDS = 3  # fewest for an interval; that of two spans 9 standard deviations to either side
 _DIGEST = "rows"  # field of a PNG file
 _LEGEND_DISTANCE = -36.0  # points, below the axis
-_WIDTHS = {2: 30, 1: 62}  # characters of a column, by the number of columns of a legend
+_HALF_WIDTH, _WHOLE_WIDTH = 30, 62  # characters of a column of a legend, of two and of one
 _TITLE_WIDTH = 52  # characters
 _CROWDED = 4  # more intervals are unreadable as areas
 _LINES = ("-", "--", "-.")
@@ -81,22 +81,23 @@ class _Drawing(NamedTuple):
     @property
     def columns(self) -> int:
         """Number of columns of the legend: long labels need the whole width."""
-        return 2 if max(map(len, self.legend(1))) <= _WIDTHS[2] else 1
+        return 2 if max(map(len, self.legend)) <= _HALF_WIDTH else 1
 
-    def legend(self, columns: int) -> list[str]:
-        """Returns labels of curves with numbers of seeds, broken for a number of columns."""
+    @property
+    def legend(self) -> list[str]:
+        """Labels of curves with numbers of seeds, broken into lines."""
         texts = []
         for label, band in self.bands.items():
             unbroken = ", ".join(part.replace(" ", "\u00a0") for part in label.split(", "))
             count = f"({band.seeds}\u00a0seed{'s' * (band.seeds > 1)})"
-            texts.append(textwrap.fill(f"{unbroken} {count}", _WIDTHS[columns]))
+            texts.append(textwrap.fill(f"{unbroken} {count}", _WHOLE_WIDTH))
         return texts
 
     @property
     def height(self) -> float:
         """Inches, with the legend."""
-        text = "\n".join(self.legend(self.columns))
-        return 3.0 + 0.17 * (text.count("\n") + 1 + len(self.levels)) / self.columns
+        lines = "\n".join(self.legend).count("\n") + 1
+        return 3.0 + 0.17 * (lines + len(self.levels)) / self.columns
 
 
 def curves(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[int | None, np.ndarray]:
@@ -178,12 +179,8 @@ def page(
 ) -> matplotlib.figure.Figure:
     """Draws each panel: the mean of each curve over its seeds, its interval, and the levels.
 
-    A label has the same colour in all panels.
-
-    Args:
-      panels: at least one.
-      metric: name of the vertical axis.
-      columns: horizontal axes of each panel, of `COLUMNS`.
+    A label has the same colour in all panels. `metric` is the name of the vertical axis; `columns`,
+    of `COLUMNS`, are the horizontal axes of each panel.
     """
     drawings = []
     for panel, x in itertools.product(panels, columns):
@@ -208,7 +205,7 @@ def page(
 
 
 def _draw(axis: matplotlib.axes.Axes, drawing: _Drawing, styles: Mapping[str, Any]) -> None:
-    bands, texts = drawing.bands.items(), drawing.legend(drawing.columns)
+    bands, texts = drawing.bands.items(), drawing.legend
     for (label, drawn), text in zip(bands, texts):
         line, color = styles[label]
         axis.plot(drawn.x, drawn.mean, line, color=color, label=text, linewidth=1.6)
@@ -256,12 +253,7 @@ def _draw(axis: matplotlib.axes.Axes, drawing: _Drawing, styles: Mapping[str, An
 
 
 def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path, **metadata: str) -> None:
-    """Writes a picture and closes the figure.
-
-    Args:
-      figure: see `page`.
-      path: its ending is the format.
-      **metadata: fields of a PNG file.
+    """Writes a picture, with `metadata` in a PNG file, and closes the figure.
 
     Raises:
       errors.UserError: the folder or the format does not exist.

@@ -201,10 +201,6 @@ def reference(agent: str, rows: Sequence[Row]) -> float | None:
     """Returns the return of a task that is 1 in aggregates over tasks; None if there is none.
 
     It is the first published one: of the agent, or else of another one; or the highest possible.
-
-    Args:
-      agent: `Row.agent`.
-      rows: of the task.
     """
     own = [row for row in rows if row.agent == agent]
     published = [row.published[0].value for row in (*own, *rows) if row.published]

@@ -125,12 +125,8 @@ def evaluate(
 ) -> list[Task]:
     """Returns shares of the optimum by kind of task, of rules and of other learners.
 
-    Args:
-      agent: of the rules.
-      rules: to evaluate.
-      file: the experiment.
-      lifetimes: its environment; all lifetimes have the longest length.
-      count: lifetimes of each repetition.
+    The tasks are those of `lifetimes`, the environment of an experiment `file`; all lifetimes have
+    the longest length. Each repetition has `count` of them.
     """
     lifetimes = dataclasses.replace(lifetimes, min_periods=lifetimes.max_periods)
     trial = _Trial(lifetimes, evaluation.run_key(0), count)

@@ -100,13 +100,8 @@ def plan(
 ) -> Run:
     """Reads the configuration of a run, so that mistakes are found before any training.
 
-    Args:
-      label: name in messages and of the run's folder, with a digest of its settings: changed
-        settings start a new run.
-      seed: the run's seed, bound before `bindings`.
-      gin_files: paths of .gin files.
-      bindings: over the files.
-      folder: of all run directories.
+    The seed is bound before `bindings`. The label is the name in messages and, with a digest of the
+    settings, of the run's folder in `folder`: changed settings start a new run.
 
     Raises:
       errors.UserError: the configuration does not parse, or binds another seed.
@@ -128,9 +123,7 @@ def plan(
 def train_all(runs: Sequence[Run], record: Callable[[Run], None] | None = None) -> bool | None:
     """Trains runs one after the other; those that are finished are not trained again.
 
-    Args:
-      runs: in their order.
-      record: called after each run; if given, a failed run is reported, and the others continue.
+    `record` is called after each run; if given, a failed run is reported, and the others continue.
 
     Returns:
       Whether all are finished; None if the work was stopped.

@@ -27,10 +27,7 @@ _MAX_PER_DEVICE = 8  # actor threads of a device, and batches of an actor
 def parse(texts: Sequence[str], fields: Sequence[str], runner: str) -> dict[str, list | None]:
     """Returns the values to try by parameter; None to derive them from the settings.
 
-    Args:
-      texts: `NAME` or `NAME=VALUE,VALUE` each; none for all parameters but `rollout_length`.
-      fields: of the runner.
-      runner: its name.
+    A text is `NAME` or `NAME=VALUE,VALUE`; none stands for all parameters but `rollout_length`.
 
     Raises:
       errors.UserError: the runner has no such parameter, or a value is invalid.

@@ -47,12 +47,7 @@ class Search:
         """Searches until no parameter gains; then measures the start and the best again.
 
         Along a parameter it continues while candidates gain, upwards or else downwards; then comes
-        the next parameter, and the first one again.
-
-        Args:
-          choices: values by parameter, as of `candidates.parse`.
-          num_devices: of this machine.
-          num_cores: of the host.
+        the next parameter, and the first one again. `choices` are those of `candidates.parse`.
         """
         gained = True
         while gained and self.complete:
@@ -119,13 +114,7 @@ def describe(settings: candidates.Settings, start: candidates.Settings) -> str:
 def run(
     options: argparse.Namespace, runner: str, choices: Mapping[str, list | None], cache: str
 ) -> tuple[Search, trial.Facts]:
-    """Measures the experiment's own settings, and searches.
-
-    Args:
-      options: of `scripts/tune.py`.
-      runner: the runner's class, with its module.
-      choices: values by parameter, as of `candidates.parse`.
-      cache: folder for compiled programs.
+    """Measures the experiment's own settings, and searches with the options of `scripts/tune.py`.
 
     Raises:
       errors.UserError: the experiment is invalid, or the time too short.

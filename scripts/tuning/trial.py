@@ -60,14 +60,9 @@ class Outcome:
 def run(
     gin_files: Sequence[str], bindings: Sequence[str], limit: float, memory: float, cache: str
 ) -> Outcome:
-    """Measures in a child process.
+    """Measures in a child process, which is killed after `limit` seconds or beyond `memory` bytes.
 
-    Args:
-      gin_files: of the experiment.
-      bindings: over the files.
-      limit: seconds; then the child is killed.
-      memory: bytes of the host; a child that uses more is killed.
-      cache: folder for compiled programs, unless the environment names one.
+    `cache` is the folder for compiled programs, unless the environment names one.
     """
     start, outcome = time.monotonic(), Outcome()
 

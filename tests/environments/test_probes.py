@@ -132,7 +132,7 @@ def test_a_bandit_pays_only_with_the_previous_reward(length):
 def test_continuous_targets_are_inside_the_bounds_and_best():
     probe = probes.ContinuousReward()
     action = probe.spec.action
-    targets = probe.targets()
+    targets = probe.targets
     assert np.all(targets > action.minimum) and np.all(targets < action.maximum)
     state = probes.State(jnp.arange(2), jnp.zeros((2,), jnp.int32))
     for distance, reward in ((0.0, probe.value(0.9)), (0.1, 1.0 - 0.02)):
