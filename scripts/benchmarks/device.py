@@ -9,6 +9,7 @@ import os
 import pathlib
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,22 +21,32 @@ from podracers.training import experiment
 
 _BATCHED = ("catch", "cartpole", "snake", "breakout")
 _REPLAY = ("r2d2", "muzero")
-PIECES = ("parity", *_BATCHED, "sebulba", *_REPLAY, "learning")
+PIECES = ("parity", *_BATCHED, "gradients", "sebulba", "residual", *_REPLAY, "learning")
 _UPDATES = (1, 5)  # numbers of updates after which parameters are compared
 _SAME = ("device", "host_cores", "versions", "commit")  # fields in which all pieces of a file agree
 _CATCH_SOLVED = 0.9  # return on Catch, of 1 that is possible
 
 
 def benchmark(piece: str, repeats: int, bindings: Sequence[str]) -> records.Result:
-    """Measures one of `PIECES`; `bindings` are over the experiment of `sebulba`."""
+    """Measures one of `PIECES`.
+
+    Args:
+      piece: its name.
+      repeats: number of turns.
+      bindings: gin bindings over the experiment of `sebulba` and `residual`.
+    """
     command_line.require_accelerator()
     load = f"{piece}: load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the start"
     small = jax.default_backend() == "cpu"
     batches = (64, 1024) if small else (1024, 8192, 65536)
     if piece == "parity":
         result = _parity()
+    elif piece == "gradients":
+        result = _gradients(repeats, batches)
     elif piece == "sebulba":
         result = _environments(repeats, bindings, small)
+    elif piece == "residual":
+        result = _residual(repeats, bindings)
     elif piece in _REPLAY:
         result = agent_speed.benchmark_agent(piece, repeats)
     elif piece == "learning":
@@ -98,6 +109,34 @@ def _after(name: str, bindings: Sequence[str] = ()) -> list[types.PyTree]:
     return found
 
 
+def _gradients(repeats: int, batches: Sequence[int]) -> records.Result:
+    """Measures acting and gradient steps of PPO on Breakout apart."""
+    rows = []
+    for num_envs in batches:
+        learning = ppo_speed.build("breakout", num_envs)
+        agent: Any = learning.agent
+        not_learning: Any = sebulba_speed.NotLearning(agent)
+        acting = dataclasses.replace(learning, agent=not_learning)
+        updates = max(1, 2048 // num_envs)
+        turns = {"acting": acting, "whole": learning}
+        steppers = {name: measure.Stepper(each, updates) for name, each in turns.items()}
+        seconds = {
+            name: learning.steps_per_update / np.array(rates)
+            for name, rates in measure.take_turns(steppers, repeats).items()
+        }
+        count = agent.epochs * agent.num_minibatches
+        gradient, case = (seconds["whole"] - seconds["acting"]) / count, {"environments": num_envs}
+        rows.append(records.row("acting of an update", "s", seconds["acting"], **case))
+        rows.append(records.row("a gradient step", "s", gradient, **case))
+        samples = learning.steps_per_update // agent.num_minibatches / gradient
+        rows.append(records.row("learning", "transitions/s", samples, **case))
+    return records.Result(
+        "PPO on Breakout, as in device_breakout: the time of acting (an update without learning), "
+        "and what learning adds, by the number of environments.",
+        tuple(rows),
+    )
+
+
 def _environments(repeats: int, bindings: Sequence[str], small: bool) -> records.Result:
     """Measures Sebulba's share of EnvPool's rate by environments, actor threads and batches."""
     rows, result = [], None
@@ -114,6 +153,22 @@ def _environments(repeats: int, bindings: Sequence[str], small: bool) -> records
         rows += [dataclasses.replace(row, case={**case, **row.case}) for row in result.rows]
     assert result is not None
     return dataclasses.replace(result, rows=tuple(rows))
+
+
+def _residual(repeats: int, bindings: Sequence[str]) -> records.Result:
+    """Measures IMPALA on Pong with its published network, in frames."""
+    network = ["actor_critic.encoder = @encoders.ImpalaResNet()", "IMPALA.num_minibatches = 4"]
+    setting = sebulba_speed.Setting(4, 0, [*network, *bindings])
+    stepper = setting.stepper()
+    rates = 4 * np.array(measure.take_turns({"": stepper}, repeats)[""])  # four frames a step
+    stepper.close()
+    return records.Result(
+        "IMPALA on EnvPool's Pong, residual network of Espeholt et al. 2018, 4 minibatches.",
+        (
+            records.row("frames", "frames/s", rates),
+            records.row("frames of a host core", "frames/s", rates / (os.cpu_count() or 1)),
+        ),
+    )
 
 
 def _learning() -> records.Result:

@@ -16,7 +16,7 @@ ATARI = {"img_height": 36, "img_width": 36, "frame_skip": 4}
 
 @pytest.fixture(scope="module")
 def scripts(tools):
-    names = ("measure", "contender", "records", "sebulba_speed", "peers")
+    names = ("measure", "contender", "records", "sebulba_speed", "peers", "device")
     return tools(*(f"benchmarks.{name}" for name in names))
 
 
@@ -160,6 +160,15 @@ def test_files_of_results(scripts, tmp_path):
 
 SEBULBA = ("NUM_ENVS = 4", "ROLLOUT_LENGTH = 4", f"envpool.EnvPool.options = {ATARI}")
 LPG = ("NUM_ENVS = 2", "Lifetimes.num_envs = 2", "LPG.hidden_size = 4")
+
+
+@pytest.mark.slow
+def test_gradient_steps_are_the_time_that_learning_adds(scripts):
+    found = scripts.device._gradients(1, (256,)).rows
+    acting, gradient, learning = (row.median for row in found)
+    assert acting > 0.0 and gradient > 0.0
+    # 256 x 128 transitions in 4 minibatches.
+    assert learning == pytest.approx(8192 / gradient, rel=1e-4)
 
 
 @pytest.mark.slow
