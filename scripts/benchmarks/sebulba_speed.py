@@ -48,7 +48,7 @@ class _SmallEncoder(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _NotLearning:
+class NotLearning:
     """An agent that acts as another, with an empty update."""
 
     agent: Any
@@ -94,7 +94,7 @@ class _RawPools:
 
 def _actors(setting: Setting) -> measure.Stepper:
     parts = setting.build()
-    return setting.stepper(dataclasses.replace(parts.runner, agent=_NotLearning(parts.agent)))
+    return setting.stepper(dataclasses.replace(parts.runner, agent=NotLearning(parts.agent)))
 
 
 def _small_network(setting: Setting) -> measure.Stepper:
