@@ -17,7 +17,7 @@ from dm_env import specs
 from agents import networks, ppo
 from agents.networks import cores
 from podracers import contract as contract_lib
-from podracers import environment, host_contract, metrics, types, unroll
+from podracers import environment, host_contract, metrics, unroll
 from podracers.training import experiment
 from tests import contract, documented, streams
 
@@ -137,30 +137,6 @@ def _rollout():
         return unroll.unroll(agent, batched, params, streams, key, T)[1]
 
     return jax.device_get(jax.jit(act)())
-
-
-def test_the_table_of_a_rollouts_fields(rollout):
-    section = (documented.DOCS / "extending.md").read_text().partition("arrays of a rollout")[2]
-    rows = dict(re.findall(r"^\| `([\w.]+)` \| `\[([^]]*)\]` \|", section, re.M))
-    fields = [
-        # Without `metrics`, which agents do not receive.
-        *(f"timestep.{field}" for field in types.TimeStep._fields[:-1]),
-        *types.Rollout._fields[1:],
-    ]
-    assert list(rows) == fields
-    for name, shape in rows.items():
-        value = rollout
-        for field in name.split("."):
-            value = getattr(value, field)
-        expected = eval(f"({shape.removesuffix(', ...')},)", {"T": T, "B": B})
-        assert jax.tree.leaves(value)
-        for leaf in jax.tree.leaves(value):
-            assert leaf.shape[: len(expected)] == expected
-            assert shape.endswith("...") or leaf.shape == expected
-    dtypes = re.findall(
-        r"^\| `timestep.(reward|discount|step_type)` \|[^|]*\| (\w+) \|", section, re.M
-    )
-    assert [getattr(rollout.timestep, name).dtype for name, _ in dtypes] == [x for _, x in dtypes]
 
 
 def test_the_slices_of_a_rollout_are_its_transitions(rollout):
