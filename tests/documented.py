@@ -36,8 +36,7 @@ def write_files(folder: pathlib.Path) -> None:
 def metrics() -> tuple[str, ...]:
     """Returns the metrics that docs/usage.md describes; `<...>` is a placeholder."""
     section = PAGE.read_text().partition("## What each metric means")[2]
-    cells = re.findall(r"^\| (`.+?`) \|", section, re.M)  # the first of each row
-    return tuple(name for cell in cells for name in re.findall(r"`([^`]+)`", cell))
+    return tuple(re.findall(r"^\| `([^`]+)` \|", section, re.M))
 
 
 def undocumented(names: Iterable[str]) -> set[str]:

@@ -2,7 +2,9 @@
 
 import functools
 import pathlib
+import re
 import tempfile
+import textwrap
 import types
 
 import jax
@@ -14,6 +16,7 @@ from podracers import agent_contract, anakin, errors, sebulba
 from podracers.training import experiment, run
 from tests import contract, documented, streams
 
+PAGE = documented.DOCS / "extending.md"
 GLOBAL_MEAN = "parallel.global_mean(types.Mean(gradient, mean.count))"
 LOCAL_MEAN = "jax.tree.map(lambda g: g / mean.count, gradient)"
 # Devices differ after the third gradient step.
@@ -43,6 +46,12 @@ def _actor_critic(old: str = "", new: str = "") -> type:
     return module.ActorCritic
 
 
+def _with_gradient_step() -> type:
+    (update,) = re.findall(r"    def update\(.*?\n\n", _source(), re.S)
+    other = textwrap.indent(documented.program("gradient_step", PAGE), "    ")
+    return _actor_critic(update, other + "\n")
+
+
 @functools.cache
 def _learners(agent: type, name: str, num_devices: int) -> list[list[np.ndarray]]:
     """Returns the learner of each device after four updates."""
@@ -66,6 +75,13 @@ def test_the_agent_of_one_file_learns_the_same_on_any_number_of_devices(name):
     streams.assert_close(first, expected)
     for other in others:
         streams.assert_same(other, first)
+
+
+def test_both_ways_to_sum_a_gradient_take_the_same_steps():
+    learners = [
+        _learners(agent, "anakin", 4)[0] for agent in (_with_gradient_step(), _actor_critic())
+    ]
+    streams.assert_close(*learners)
 
 
 @pytest.mark.parametrize(

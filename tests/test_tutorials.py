@@ -1,14 +1,14 @@
-"""Programs and tables of extending.md, varying_agents.md, networks.md and README.
+"""Programs and tables of extending.md, varying_agents.md, networks.md, coming_from.md and README.
 
 Axis legend: `T` time, `B` streams.
 """
 
 import functools
 import importlib
-import pathlib
 import re
 
 import flax.linen as nn
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +18,7 @@ from dm_env import specs
 from agents import networks, ppo
 from agents.networks import cores
 from podracers import contract as contract_lib
-from podracers import environment, host_contract, metrics, unroll
+from podracers import environment, host_contract, metrics, types, unroll
 from podracers.training import experiment
 from tests import contract, documented, streams
 
@@ -36,8 +36,10 @@ def _files(tmp_path_factory):
         yield
 
 
-def test_the_environment_keeps_the_contract():
-    contract_lib.check_environment(importlib.import_module("corridor").Corridor)
+@pytest.mark.parametrize("name", ["corridor.Corridor", "drift.Drift"])
+def test_environments_keep_the_contract(name):
+    module, _, kind = name.partition(".")
+    contract_lib.check_environment(getattr(importlib.import_module(module), kind))
 
 
 @pytest.mark.slow
@@ -61,9 +63,6 @@ def test_the_simulator_keeps_the_contract_and_trains():
     boats = importlib.import_module("boats")
     assert host_contract.environment_faults(boats.Boats(max_steps=20)) == []
     small = ["NUM_ENVS = 8", "ROLLOUT_LENGTH = 8", "PPO.epochs = 1", "PPO.num_minibatches = 2"]
-    text = pathlib.Path("corridor_ppo.gin").read_text().replace("corridor.Corridor.length = 10", "")
-    text = text.replace("corridor", "boats").replace("Corridor", "Boats")
-    pathlib.Path("boats_ppo.gin").write_text(text)
     runner = experiment.load(["boats_ppo.gin"], small).build().runner
     state, report = runner.step(runner.init(0), 2)
     runner.close()
@@ -105,6 +104,7 @@ def test_variants_of_an_agent_take_updates(files, bindings):
     ("file", "bindings"),
     [
         ("corridor_ppo.gin", []),
+        ("a2c_catch.gin", []),
         ("my_ppo.gin", []),
         ("my_ppo.gin", [N_STEP]),
         ("catch_ppo.gin", [MUON, "PPO.learning_rate = 0.01"]),
@@ -121,10 +121,32 @@ def test_experiments_learn_their_task(file, bindings):
     assert means["episode/return"] > 0.9
 
 
+def test_a_port_to_jax_equals_the_gymnasium_environment():
+    importlib.import_module("drift_gymnasium")
+    port = importlib.import_module("drift").Drift(wind=0.0)
+    original, step = gymnasium.make("Drift-v0", wind=0.0), jax.jit(port.step)
+    assert original.spec.max_episode_steps == port.spec.max_episode_steps
+    assert original.observation_space.shape == port.spec.observation.shape
+    for actions in ([2], [0, 2]):  # off the line; back and forth until the time limit
+        state, timestep = port.reset(jax.random.key(0))
+        original.reset(seed=0)
+        original.unwrapped.position = float(timestep.observation[0])
+        for time in range(port.spec.max_episode_steps):
+            action = actions[time % len(actions)]
+            state, timestep = step(state, action)
+            observation, reward, *ends, _ = original.step(action)
+            np.testing.assert_allclose(timestep.observation, observation, atol=1e-5)
+            np.testing.assert_allclose(timestep.reward, reward, atol=1e-5)
+            assert ends == [timestep.terminated(), timestep.truncated()]
+            if timestep.last():
+                break
+        assert ends == ([True, False] if actions == [2] else [False, True])
+
+
 def test_a_registered_environment_is_named_in_gin():
-    binding = "Gymnasium.env_id = 'gymnasium:CartPole-v1'"
+    binding = "Gymnasium.env_id = 'drift_gymnasium:Drift-v0'"
     parts = experiment.load(["catch_ppo.gin", "game.gin"], [binding]).build()
-    assert (parts.environment.spec.name, type(parts.runner).__name__) == ("CartPole-v1", "Sebulba")
+    assert (parts.environment.spec.name, type(parts.runner).__name__) == ("Drift-v0", "Sebulba")
 
 
 @pytest.fixture(scope="module", name="rollout")
@@ -143,6 +165,30 @@ def _rollout():
     return jax.device_get(jax.jit(act)())
 
 
+def test_the_table_of_a_rollouts_fields(rollout):
+    section = (documented.DOCS / "extending.md").read_text().partition("arrays of a rollout")[2]
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| `\[([^]]*)\]` \|", section, re.M))
+    fields = [
+        # Without `metrics`, which agents do not receive.
+        *(f"timestep.{field}" for field in types.TimeStep._fields[:-1]),
+        *types.Rollout._fields[1:],
+    ]
+    assert list(rows) == fields
+    for name, shape in rows.items():
+        value = rollout
+        for field in name.split("."):
+            value = getattr(value, field)
+        expected = eval(f"({shape.removesuffix(', ...')},)", {"T": T, "B": B})
+        assert jax.tree.leaves(value)
+        for leaf in jax.tree.leaves(value):
+            assert leaf.shape[: len(expected)] == expected
+            assert shape.endswith("...") or leaf.shape == expected
+    dtypes = re.findall(
+        r"^\| `timestep.(reward|discount|step_type)` \|[^|]*\| (\w+) \|", section, re.M
+    )
+    assert [getattr(rollout.timestep, name).dtype for name, _ in dtypes] == [x for _, x in dtypes]
+
+
 def test_the_slices_of_a_rollout_are_its_transitions(rollout):
     values = {"rollout": rollout}
     exec(documented.program("transitions", documented.DOCS / "extending.md"), values)
@@ -154,6 +200,20 @@ def test_the_slices_of_a_rollout_are_its_transitions(rollout):
     assert np.array_equal(values["r_t"], arrived)
     assert np.array_equal(values["discount_t"], ~arrived)
     assert np.all(cell_t[~moved] == 0) and np.all(cell_tm1[~moved] <= 1)
+
+
+def test_the_runner_of_a_purejaxrl_file():
+    values = {}
+    program = documented.program("make_train", documented.DOCS / "coming_from.md")
+    for old, new in {
+        "num_updates=10": "num_updates=1",
+        "epochs=4": "epochs=1",
+        "batches=4": "batches=1",
+    }.items():
+        assert old in program
+        program = program.replace(old, new)
+    exec(program, values)
+    assert values["report"].means["episode/return"].total.shape == (2,)
 
 
 def test_the_encoder_of_the_page_reads_cells_and_their_places():
