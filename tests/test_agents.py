@@ -90,6 +90,7 @@ def test_updates_are_finite_and_change_parameters(subject):
     for report in subject.history.reports:
         assert all(np.isfinite(mean.total) for mean in report.means.values())
         assert all(first == metrics.NEVER for first in report.first_nonfinite.values())
+    assert parallel.unequal_replicas(subject.history.final.learner) is None
 
 
 @pytest.mark.exact
@@ -102,13 +103,11 @@ def test_parameters_are_those_of_the_golden_file(subject, request):
 def test_policy_and_critics_read_their_own_parts_of_an_observation(name):
     """With a recurrent state, stacks of frames and normalisation."""
     agent, candidate = contract.AGENTS[name]()
-    learner = experience.perturbed(experience.zeros(agent), 0.3, seed=1)
-    normalizer = jax.tree.map(lambda x: x + 2.0, learner.normalizer)
-    params, batch = agent.actor_params(learner._replace(normalizer=normalizer)), 3
-    keys = jax.random.split(jax.random.key(0), batch)
+    learner, batch = experience.zeros(agent), 3
+    params, keys = agent.actor_params(learner), jax.random.split(jax.random.key(0), batch)
 
     def outputs(observation):
-        """Returns the actions and the values `[T, B, ...]` of observations `[T, B, ...]`."""
+        """Returns the actions and the values of observations `[T, B, ...]`."""
         actor_state, results = agent.init_actor(jnp.arange(batch), batch), []
         for time in range(3):
             step_type = jnp.full((batch,), types.MID if time else types.FIRST, jnp.int8)
@@ -123,32 +122,44 @@ def test_policy_and_critics_read_their_own_parts_of_an_observation(name):
                 value = agent.net.values(learner.params.critic, stack, jnp.zeros((batch, 2)))[0]
             results.append((action, value))
             actor_state = next_state
-        return jax.tree.map(lambda *xs: jnp.stack(xs), *results)
+        return zip(*results)
 
-    rng = np.random.default_rng(0)
-    drawn, other = (
-        jax.tree.map(lambda x: rng.normal(size=(3, batch, *x.shape)).astype("f"), spec)
-        for spec in (candidate.spec.observation,) * 2
+    observation = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((3, batch, *x.shape), x.dtype), candidate.spec.observation
     )
-    parts = ("state", "privileged_state")
-    for index, (read, unread) in enumerate((parts, parts[::-1])):
-        output = jax.jit(lambda x, index=index: outputs(x)[index])
-        expected = output(drawn)
-        streams.assert_same(output(drawn | {unread: other[unread]}), expected)
-        assert np.any(output(drawn | {read: other[read]}) != expected)
-        gradient = jax.jit(jax.grad(lambda x, output=output: output(x).sum()))(drawn)
-        assert np.any(gradient[read]) and not np.any(gradient[unread])
-        # A program of one output does not need the arguments of the other.
-        is_kept = jax.export.export(output)(drawn).module_kept_var_idx
-        assert [sorted(parts)[position] for position in is_kept] == [read]
+    for index, part in enumerate(("state", "privileged_state")):
+        # The program of one output does not need the arguments of the other.
+        output = jax.jit(lambda x, index=index: [*outputs(x)][index])
+        is_kept = jax.export.export(output)(observation).module_kept_var_idx
+        assert [sorted(observation)[position] for position in is_kept] == [part]
 
 
-def test_replicas_of_the_learner_are_identical(subject):
-    for leaf in jax.tree.leaves(subject.history.final.learner):
-        shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
-        assert len(shards) == 4
-        for shard in shards[1:]:
-            np.testing.assert_array_equal(shard, shards[0])
+# Whether evaluations sample actions, as training does.
+SAMPLES = {"ppo_gru_frames": True, "impala": True, "vmpo": True, "sac_discrete": True, "sac": False}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_evaluations_sample_as_training_does_unless_they_are_greedy(name):
+    agent, candidate = contract.AGENTS[name]()
+    if name.startswith("sac"):
+        agent = dataclasses.replace(agent, random_steps=0)
+    learner, count = experience.zeros(agent), 100
+    start = types.restart(candidate.reset(jax.random.key(1))[1].observation)
+    timestep = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), start)
+    keys = jax.random.split(jax.random.key(2), count)
+
+    def actions_of(agent, evaluation):
+        state = agent.init_actor(jnp.arange(count), count, evaluation)
+        act = jax.jit(agent.act, static_argnums=4)
+        return act(agent.actor_params(learner), state, timestep, keys, evaluation)[0]
+
+    trained, greedy = actions_of(agent, False), agent_lib.greedy(agent)
+    assert len(np.unique(trained, axis=0)) > 1
+    assert (greedy is not None) == SAMPLES[name]
+    if greedy is not None:
+        np.testing.assert_array_equal(actions_of(agent, True), trained)
+        np.testing.assert_array_equal(actions_of(greedy, False), trained)
+    assert np.all(np.ptp(actions_of(greedy or agent, True), axis=0) == 0)
 
 
 def test_streams_keep_s1_and_s3(subject):

@@ -14,7 +14,6 @@ import pytest
 
 from agents import impala, networks, ppo, pqn, returns
 from agents.networks import cores, encoders
-from podracers import agent as agent_lib
 from podracers import parallel, types
 from tests import contract, streams
 from tests.agents import experience
@@ -321,24 +320,3 @@ def test_the_first_step_of_each_optimizer_of_impala(options, expected):
     gradient = {"x": jnp.ones((2,))}
     direction, _ = agent._optimizer.chain.update(gradient, agent._optimizer.chain.init(gradient))
     np.testing.assert_allclose(direction["x"], expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("name", "actions"), [("ppo", "continuous"), ("impala", "discrete")])
-def test_evaluations_sample_as_training_does_unless_they_are_greedy(name, actions):
-    agent, environment = _agent(name, {}, streams.RandomEpisodes(actions=actions))
-    params = agent.actor_params(experience.zeros(agent))
-    _, timestep = environment.reset(jax.random.key(1))
-    count = 100
-    timestep = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), timestep)
-    keys = jax.random.split(jax.random.key(2), count)
-
-    def actions_of(agent, evaluation):
-        start = agent.init_actor(jnp.arange(count), count, evaluation)
-        return jax.jit(agent.act, static_argnums=4)(params, start, timestep, keys, evaluation)[0]
-
-    trained = actions_of(agent, False)
-    assert len(np.unique(trained)) > 1
-    np.testing.assert_array_equal(actions_of(agent, True), trained)
-    greedy = agent_lib.greedy(agent)
-    np.testing.assert_array_equal(actions_of(greedy, False), trained)
-    assert np.all(np.ptp(actions_of(greedy, True), axis=0) == 0)

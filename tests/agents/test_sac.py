@@ -19,7 +19,6 @@ from dm_env import specs
 from agents import inputs, optimization, replay, sac
 from agents.networks import cores, encoders
 from agents.networks import sac as sac_networks
-from podracers import agent as agent_lib
 from podracers import environment, errors, types
 from tests import streams
 from tests.agents import experience
@@ -282,23 +281,6 @@ def test_actions_are_random_until_random_steps():
     np.testing.assert_allclose(spread(99), HIGH - LOW, atol=0.1)
     assert np.all(spread(100) < 0.1)
     assert np.all(spread(0, evaluation=True) == 0.0)
-
-
-@pytest.mark.parametrize(
-    ("actions", "option", "greedy"),
-    [("continuous", None, True), ("discrete", None, False), ("discrete", True, True)],
-)
-def test_evaluations_are_greedy_by_option_and_for_continuous_actions(actions, option, greedy):
-    agent = sac.SAC(_spec(actions), network=TINY, greedy_evaluation=option)
-    assert agent.greedy_evaluation is greedy
-    assert (agent_lib.greedy(agent) is None) is greedy
-    learner = experience.zeros(agent)
-    sampled, evaluated = _actions(agent, learner), _actions(agent, learner, evaluation=True)
-    assert len(np.unique(sampled, axis=0)) > 1
-    if greedy:
-        assert len(np.unique(evaluated, axis=0)) == 1
-    else:
-        np.testing.assert_array_equal(evaluated, sampled)
 
 
 @pytest.mark.parametrize("earlier", [0, errors.INT32_MAX - 1])  # gradient steps: a multiple of six
