@@ -50,13 +50,10 @@ def test_times_are_those_of_the_pages():
     assert times["TRAIN"] not in _make("-n", "train", "STAMP=setup.cfg", "EXPERIMENT=catch_dqn")
 
 
-def test_all_tests_are_the_fast_and_the_slow_ones():
+def test_checks_include_types_and_all_tests_are_the_fast_and_the_slow_ones():
+    assert ".venv/bin/pyrefly check" in _make("-n", "STAMP=setup.cfg", "check")
     marked = re.findall('-m "(.+)"', _make("-n", "STAMP=setup.cfg", "test-all"))
     assert marked == ["not slow and not learning", "slow and not learning"]
-
-
-def test_check_runs_the_type_checker():
-    assert ".venv/bin/pyrefly check" in _make("-n", "STAMP=setup.cfg", "check")
 
 
 def test_workflows_call_make_on_every_python():
