@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from agents import ppo
-from podracers import anakin, errors, keys
+from podracers import anakin, keys
 from tests import contract, streams
 
 ENVIRONMENT = streams.RandomEpisodes()
-SEEDS = (3, 4, 5)
 
 
 def _runner(environment=ENVIRONMENT, **options):
@@ -32,20 +31,6 @@ def _single():
     return _runner()
 
 
-def test_any_number_of_updates_runs_one_program(single, caplog):
-    state, report = single.step(single.init(0), 0)
-    streams.assert_same(state, single.init(0))
-    assert all(mean.count == 0.0 for mean in report.means.values())
-    with jax.log_compiles():
-        for num_updates in (3, 1, 2):
-            state, _ = single.step(state, num_updates)
-        single.init(1)
-        assert int(state.update) == 6
-        assert "Compiling" not in caplog.text
-        jax.jit(lambda x: 3 * x)(2)
-        assert "Compiling" in caplog.text
-
-
 def test_the_state_is_donated_and_split_over_devices(single):
     before = single.init(0)
     leaves = jax.tree.leaves((before.learner, before.streams))
@@ -63,33 +48,6 @@ def test_the_state_is_donated_and_split_over_devices(single):
     assert report.means["episode/length"].result() > 1.0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_envs": 6}, "num_envs = 6 does not divide over 4 devices: use 4 or 8"),
-        ({"num_envs": 3}, "num_envs = 3 does not divide over 4 devices: use 4, or"),
-        ({"num_devices": 5}, r"num_devices = 5: 1 process\(es\) have 4"),
-        ({"num_devices": 0}, "num_devices: expected"),
-        ({"rollout_length": 2.5}, "rollout_length: expected"),
-        ({"population": 0}, "population: expected"),
-        ({"reset_batch": 0}, "reset_batch: expected"),
-        ({"reset_batch": "Auto"}, "reset_batch: got 'Auto'.*'auto'"),
-        ({"steps_per_pass": 0}, "steps_per_pass: expected"),
-        (
-            {
-                "environment": types.SimpleNamespace(
-                    spec=ENVIRONMENT.spec, make=None, jax_twin="@cartpole.CartPole"
-                )
-            },
-            " .*--runner sebulba.*@cartpole.CartPole",
-        ),
-    ],
-)
-def test_user_errors(options, message):
-    with pytest.raises(errors.UserError, match=rf"Anakin\.?{message}"):
-        _ = _runner(**{"num_devices": None, **options}).mesh
-
-
 @pytest.mark.parametrize(("platform", "chosen"), [("cpu", 16), ("gpu", None), ("tpu", None)])
 def test_the_devices_choose_how_many_streams_are_reset_together(platform, chosen):
     device = types.SimpleNamespace(platform=platform)
@@ -104,13 +62,6 @@ def test_all_devices_are_used_by_default():
     assert _runner(num_devices=1).mesh.devices.tolist() == jax.devices()[:1]
     (line,) = _runner(population=3).describe()
     assert "2 x cpu" in line and "16 agent steps" in line and "population of 3" in line
-
-
-def test_members_and_streams_have_different_keys():
-    state = _runner(population=len(SEEDS)).init(SEEDS[0])
-    found = np.asarray(jax.random.key_data(state.streams.environment.key)).reshape(-1, 2)
-    assert len(np.unique(found, axis=0)) == len(SEEDS) * 4
-    streams.assert_same(state.key, jax.vmap(jax.random.key)(jnp.array(SEEDS)))
 
 
 def test_keys_differ():

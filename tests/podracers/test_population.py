@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 
 import jax
 import numpy as np
@@ -29,26 +28,6 @@ class Toy:
     @functools.cached_property
     def double(self):
         return 2 * self.rate
-
-
-@pytest.mark.parametrize(
-    ("size", "given", "message"),
-    [
-        (4, (1.0, 2.0), "expected numbers by option"),
-        (4, {"rat": (1.0,)}, r"no option 'rat' that is a float; did you mean 'rate'\?"),
-        (4, {"Other.rate": (1.0,)}, "Toy has no option 'Other.rate'"),
-        (4, {"count": (1, 2)}, "no option 'count' that is a float"),
-        (4, {"rate": 1.0}, "a number for each of 4 members"),
-        (4, {"rate": (1.0, True)}, "a number for each of 4 members"),
-        (4, {"rate": (1.0, math.nan)}, "a number for each of 4 members"),
-        (4, {"rate": (1.0, 2.0, 3.0)}, "a number for each of 4 members"),
-        (4, {"rate": (1.0, -1.0)}, "^Toy.rate: expected a positive number"),
-        (1, {"rate": (1.0,)}, r"expected Anakin\.population to be more than 1"),
-    ],
-)
-def test_refuses(size, given, message):
-    with pytest.raises(errors.UserError, match=message):
-        population.by_option(Toy(), size, given)
 
 
 def test_values_are_repeated_in_turn():

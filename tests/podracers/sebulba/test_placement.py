@@ -3,7 +3,6 @@
 import jax
 import pytest
 
-from podracers import errors
 from podracers.sebulba import placement
 
 DEVICES = tuple(range(8))  # `plan` uses no attribute of a device
@@ -34,23 +33,6 @@ def _split(count, num_envs=96, rows=2, actors=None, learners=None):
 )
 def test_split(count, options, actors, learners):
     assert _split(count, **options) == (actors, learners)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"actors": (0, 4)}, r"actor_devices: .* 4 devices, 0 to 3, got \(0, 4\)"),
-        ({"actors": ()}, r"actor_devices: .* got \(\)"),
-        ({"learners": (-1,)}, r"learner_devices: .* got \(-1,\)"),
-        ({"learners": (1, 1)}, "names a device twice"),
-        ({"actors": (0, 1, 2), "learners": (0, 3)}, "3 actors cannot feed 2 learner devices"),
-        ({"actors": (0,), "num_envs": 32}, "32 does not divide over 1 actors.*use 30 or 36"),
-        ({"actors": (0,), "learners": (1,), "num_envs": 1}, "use 2$"),
-    ],
-)
-def test_user_errors(arguments, message):
-    with pytest.raises(errors.UserError, match=message):
-        _split(4, **arguments)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ def _message(files, bindings=()):
     return str(raised.value)
 
 
+_SEBULBA = "RUNNER = @Sebulba\nSebulba."
+_MEMBERS = "Anakin.population = 4\nAnakin.population_values = "
 # Bindings, and words of the message: the option, and the nearest name or the bad value.
 MISTAKES = {
     # Names that do not exist.
@@ -81,21 +83,15 @@ MISTAKES = {
     "PPO.gamma = @encoders.CNN": ("PPO.gamma: expected float, got the class agents.networks.enc",),
     "PPO.network = 3": ("PPO.network", "Callable"),
     "Experiment.agent = @SAC\nSAC.network = @actor_critic": ("SAC.network", "SACNetwork"),
-    "catch.Catch.rows = 3.5": ("Catch.rows", "3.5"),
-    "Experiment.environment = @TimeLimit\nTimeLimit.environment = @Catch\n"
-    "TimeLimit.max_episode_steps = 'x'": ("TimeLimit.max_episode_steps",),
-    "TOTAL_STEPS = @cores.LSTM()": ("Experiment.total_steps", "LSTM"),
     "actor_critic.encoder = 'MLP'": ("actor_critic.encoder", "Module", "'MLP'"),
     "actor_critic.encoder = @cores.LSTM()": ("PPO.network", "encoder = ", "cores.LSTM"),
     "actor_critic.core = @encoders.MLP()": ("PPO.network", "core = agents.networks.encoders.MLP"),
     "actor_critic.frame_stack = 100000": ("PPO.network", "frame_stack", "up to 256"),
-    "actor_critic.separate_critic = 'no'": ("actor_critic.separate_critic", "bool"),
     "actor_critic.initial_std = 0.0": ("PPO.network", "initial_std: expected a positive number"),
     "actor_critic.critic_keys = ('state',)": (
         "critic_keys: expected None, because Catch observes one array, got ('state',)",
     ),
     "actor_critic.encoder = @MLP()\nMLP.hidden_sizes = (64, 'x')": ("MLP.hidden_sizes", "'x'"),
-    "PPO.anneal_steps = @encoders.CNN()": ("PPO.anneal_steps", "agents.networks.encoders.CNN"),
     "PPO.network = @networks.q_network": ("PPO.network = @agents.networks", "q_network", "int"),
     "Experiment.agent = @PQN\nPQN.network = @q_network\nq_network.num_atoms = 7": (
         "network",
@@ -116,7 +112,6 @@ MISTAKES = {
         "`@CNN()`, with parentheses",
     ),
     # Bounds, and numbers that devices cannot hold.
-    "Catch.columns = -3": ("Catch.columns", "-3"),
     "Catch.rows = 1": ("Catch.rows", "at least 2"),
     "Catch.rows = 2147483647": ("Catch.rows", "up to 256"),
     "SEED = 2147483648": ("Experiment.seed",),
@@ -127,12 +122,71 @@ MISTAKES = {
     "PPO.num_minibatches = 7": ("num_minibatches = 7", "8 steps", "use 1, 2, 4, 8"),
     "NUM_ENVS = 200000000": ("GB on each of 4 cpu devices",),
     "ROLLOUT_LENGTH = 1000000000": ("Anakin.steps_per_update",),
-    "RUNNER = @Sebulba\nSebulba.lag = -1": ("Sebulba.lag", "got -1"),
-    "RUNNER = @Sebulba\nSebulba.timeout = 0": ("Sebulba.timeout", "got 0"),
     "Experiment.checkpoint_directory = 'kept'": ("an absolute path, or gs://BUCKET",),
     "TOTAL_STEPS = 1e30": ("Experiment.total_steps", "updates"),
     "Experiment.profile_update = 1_000_000": ("Experiment.profile_update", "less than"),
     "TOTAL_STEPS = 1e999": ("Experiment.total_steps", "inf"),
+    # Options of runs.
+    "TOTAL_STEPS = 0": ("Experiment.total_steps", "got 0"),
+    "TOTAL_STEPS = 1.5": ("Experiment.total_steps", "got 1.5"),
+    "Experiment.keep_latest = None": ("Experiment.keep_latest", "got None"),
+    "Experiment.log_period = True": ("Experiment.log_period", "got True"),
+    "Experiment.evaluation_max_steps = -5": ("Experiment.evaluation_max_steps", "got -5"),
+    "Experiment.evaluation_episodes = 0": ("Experiment.evaluation_episodes", "got 0"),
+    "Experiment.greedy_evaluation_episodes = 1_000_001": ("greedy_eva", "up to 1000000"),
+    "Experiment.checkpoint_replay = 'no'": ("Experiment.checkpoint_replay", "got 'no'"),
+    "Experiment.compute_dtype = 'bfloat1'": ("Experiment.compute_dtype", "'bfloat16'"),
+    "Experiment.matmul_precision = 'higest'": ("Experiment.matmul_precision", "'highest'"),
+    "Experiment.tracker = @WeightsAndBiases": ("Experiment.tracker", "expected WeightsAndBiases"),
+    "Experiment.tracker = @WeightsAndBiases()\nWeightsAndBiases.mode = 'ofline'": (
+        "WeightsAndBiases.mode: ",
+        "'offline'",
+    ),
+    # Parts of another kind.
+    "RUNNER = (@Anakin, @Anakin, @Anakin)": ("Experiment.runner", "expected Callable"),
+    "RUNNER = @catch.Catch": ("Catch", "'agent'"),
+    "Experiment.agent = @catch.Catch": ("Catch", "'spec'"),
+    "Experiment.environment = @ppo.PPO": ("PPO", "missing", "'spec'"),
+    "Experiment.environment = @time.time": ("expected Environment, got time.time", "reset, spec"),
+    "RUNNER = @Anakin\nExperiment.environment = @EnvPool\nEnvPool.task_id = 'CartPole-v1'": (
+        "--runner sebulba",
+        "@cartpole.CartPole",
+    ),
+    # Devices and streams.
+    "NUM_ENVS = 6": ("Anakin.num_envs = 6 does not divide over 4 devices: use 4 or 8",),
+    "NUM_ENVS = 3": ("Anakin.num_envs = 3 does not divide over 4 devices: use 4, or",),
+    "Anakin.num_devices = 5": ("Anakin.num_devices = 5: 1 process(es) have 4",),
+    "Anakin.num_devices = 0": ("Anakin.num_devices: expected",),
+    "ROLLOUT_LENGTH = 2.5": ("Anakin.rollout_length: expected",),
+    "Anakin.reset_batch = 0": ("Anakin.reset_batch: expected",),
+    "Anakin.reset_batch = 'Auto'": ("Anakin.reset_batch: got 'Auto'", "'auto'"),
+    "Anakin.steps_per_pass = 0": ("Anakin.steps_per_pass: expected",),
+    f"{_SEBULBA}actor_devices = (0, 4)": ("actor_devices: ", "4 devices, 0 to 3, got (0, 4)"),
+    f"{_SEBULBA}actor_devices = ()": ("actor_devices: ", "got ()"),
+    f"{_SEBULBA}learner_devices = (-1,)": ("learner_devices: ", "got (-1,)"),
+    f"{_SEBULBA}learner_devices = (1, 1)": ("names a device twice",),
+    f"{_SEBULBA}actor_devices = (0, 1, 2)\nSebulba.learner_devices = (0, 3)": (
+        "3 actors cannot feed 2 learner devices",
+    ),
+    f"{_SEBULBA}actor_devices = (0,)\nSebulba.batches_per_actor = 2\nNUM_ENVS = 32": (
+        "32 does not divide over 1 actors",
+        "use 30 or 36",
+    ),
+    f"{_SEBULBA}batches_per_actor = 2\nNUM_ENVS = 1": ("1 does not divide", "use 2"),
+    f"{_SEBULBA}lag = -1": ("Sebulba.lag", "got -1"),
+    f"{_SEBULBA}timeout = 0": ("Sebulba.timeout", "got 0"),
+    # Populations.
+    "Anakin.population = 0": ("Anakin.population: expected",),
+    "Anakin.population_values = {'gamma': (1.0,)}": ("expected Anakin.population to be more",),
+    f"{_MEMBERS}(1.0, 2.0)": ("expected numbers by option",),
+    f"{_MEMBERS}{{'gama': (1.0,)}}": ("no option 'gama' that is a float; did you mean 'gamma'?",),
+    f"{_MEMBERS}{{'DQN.gamma': (1.0,)}}": ("PPO has no option 'DQN.gamma'",),
+    f"{_MEMBERS}{{'epochs': (1, 2)}}": ("no option 'epochs' that is a float",),
+    f"{_MEMBERS}{{'gamma': 1.0}}": ("a number for each of 4 members",),
+    f"{_MEMBERS}{{'gamma': (1.0, True)}}": ("a number for each of 4 members",),
+    f"{_MEMBERS}{{'gamma': (1.0, 1e999)}}": ("a number for each of 4 members",),
+    f"{_MEMBERS}{{'gamma': (1.0, 0.9, 0.8)}}": ("a number for each of 4 members",),
+    f"{_MEMBERS}{{'learning_rate': (1.0, -1.0)}}": ("PPO.learning_rate: expected a positive",),
     # Runs in which no gradient step would change the parameters.
     "Experiment.agent = @DQN\nDQN.min_replay = 2561": ("total_steps", "at least 2,624", "DQN.min_"),
     "Experiment.agent = @SAC\nSAC.replay_ratio = 0.01\nSAC.batch_size = 64": (

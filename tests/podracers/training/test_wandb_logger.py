@@ -14,11 +14,6 @@ from tests import processes
 TRACKER = "Experiment.tracker = @WeightsAndBiases()"
 
 
-def test_refuses_an_unknown_mode():
-    with pytest.raises(errors.UserError, match=r"^WeightsAndBiases\.mode: .*'offline'"):
-        loggers.WeightsAndBiases(mode="ofline")
-
-
 @pytest.mark.parametrize("module", [None, types.ModuleType("wandb")])  # missing; an empty folder
 def test_a_missing_package_is_found_before_compiling(tmp_path, monkeypatch, module):
     monkeypatch.setitem(sys.modules, "wandb", module)
