@@ -124,16 +124,6 @@ def test_a_peer_that_fails_is_reported_with_its_last_line(scripts, tmp_path):
     peer.close()
 
 
-def test_user_mistakes(run, scripts, tmp_path):
-    processes.assert_mistake(run("benchmark", "sebulbas"), "'sebulba_impala'")
-    processes.assert_mistake(run("benchmark", "peers", "--peers", tmp_path), "prepare_peers.sh")
-    processes.assert_mistake(run("benchmark", "tpu_ppo", "--libtpu", tmp_path), "libtpu==")
-    processes.assert_mistake(run("benchmark", "costs"), "--price DOLLARS@DATE")
-    processes.assert_mistake(run("benchmark", "costs", "--price", 1.2), "got '1.2'")
-    with pytest.raises(errors.UserError, match="gamma"):  # before any process starts
-        scripts.sebulba_speed.benchmark_learning(1, ("IMPALA.gama = 0.9",))
-
-
 def test_files_of_results(scripts, tmp_path):
     records = scripts.records
 

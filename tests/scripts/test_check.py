@@ -62,10 +62,6 @@ class Dice(gym.Env):
 gym.register("Dice-v0", entry_point=Dice)
 
 
-def mistyped():
-    return catch.Catch(rows=10, columns="wide")
-
-
 FAULTS = {
     f"{HERE}.Faulty": ["step: leaf 'reward'", "step: leaf 'discount'"],
     f"{HERE}.Layout": ["one seed gives different episodes: it draws from a generator without"],
@@ -130,28 +126,6 @@ def test_a_stage_is_printed_before_it_runs(tools, capsys):
     with tools("check").check._stage("the stage"):
         assert capsys.readouterr().out == "the stage ... "
     assert re.fullmatch(r"\d+\.\d s\n", capsys.readouterr().out)
-
-
-MISTAKES = {
-    "Catch": "expected MODULE.Class",
-    "Pong-v6": "'Pong-v5'",
-    "CartPol-v1": "'CartPole-v1'",
-    "envpool:Pong-v6": "'Pong-v5'",
-    "gymnasium:CartPol-v1": "'CartPole-v1'",
-    "no_such_games:Game-v0": "'no_such_games'",
-    "environments.catch.Cach": "'Catch'",
-    "environments.cach.Catch": "'environments.catch'",
-    "environmets.catch.Catch": "PYTHONPATH",
-    f"{HERE}.FAULTS": "not callable",
-    "environments.gymnasium.Gymnasium": "missing 1 required positional argument: 'env_id'",
-    f"{HERE}.mistyped": "Catch.columns",
-    "agents.ppo.PPO": "--environment",
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_line(run, name):
-    processes.assert_mistake(run("check", name), MISTAKES[name])
 
 
 def test_the_script_finds_modules_of_the_working_directory(run, tmp_path, monkeypatch):

@@ -1,14 +1,12 @@
 """Tests of comparisons of runners: the runs, the numbers, the picture, and signals."""
 
 import json
-import os
 import pathlib
 import signal
 
 import numpy as np
 import pytest
 
-from podracers import errors
 from tests import processes
 
 EXTRA = """
@@ -87,24 +85,6 @@ def test_the_child_of_a_killed_process_saves_and_the_same_command_continues(
     assert "[1/1] anakin, seed 0: resuming" in resumed.stdout
     (whole,) = compared[1].glob("runs/anakin-*/seed-0")
     processes.assert_same_end(whole, run_dir)
-
-
-@pytest.mark.parametrize(
-    ("rest", "phrase"),
-    [
-        (("anakim",), "'anakin'"),
-        (("anakin", "anakin"), "--runners"),
-        (("a/b=anakin",), "--runners"),
-        (("anakin", "--runner_gin", "anakim:x.gin"), "--runner_gin"),
-        (("anakin", "--runner_gin", "x.gin"), "--runner_gin"),
-        (("anakin", "--runner_bindings", "anakin:PPO.gama = 1"), "'gamma'"),
-        (("anakin", "--gin_bindings", "SEED = 5"), "seed 0"),
-    ],
-)
-def test_user_mistakes_are_found_before_training(tmp_path, arguments, call, rest, phrase):
-    with pytest.raises(errors.UserError, match=phrase):
-        call("compare", *arguments(tmp_path / "new", *rest))
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_band_is_a_mean_over_all_seeds_at_equal_steps(modules):

@@ -97,22 +97,6 @@ def test_a_run_is_read_without_its_code_and_other_code_is_named_before(
         caplog.clear()
 
 
-def test_mistakes(run_dir, run, tmp_path):
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    shutil.copy(run_dir / "config.gin", empty)
-    cases = {
-        (empty,): "has no checkpoint yet",
-        (tmp_path / "nothing",): "there is no run in",
-        (run_dir, "--episodes", 0): "--episodes: expected a whole number of at least 1, got '0'",
-        (run_dir, "--seed", -1): "Experiment.seed: expected an int of at least 0",
-        (run_dir, "--episodes", 4, "--video", tmp_path / "no" / "x.gif"): "No such file",
-    }
-    for arguments, phrase in cases.items():
-        processes.assert_mistake(run(EVALUATE, "--run_dir", *arguments), phrase)
-    assert [path.name for path in empty.iterdir()] == ["config.gin"]
-
-
 def test_metrics_are_printed_without_those_of_groups(tools):
     metrics = {"success": np.array([0.0, 1.0]), "achievement/dig": np.ones(2)}
     episodes = evaluation.Episodes(np.zeros(2), np.ones(2), np.ones(2, bool), metrics)

@@ -7,7 +7,6 @@ import os
 import numpy as np
 import pytest
 
-from podracers import errors
 from podracers.training import config, experiment, run_directory
 
 CATCH = "gin/experiments/catch_ppo.gin"
@@ -236,23 +235,3 @@ def test_a_folder_stands_for_the_runs_in_it(make, call, tmp_path, capsys):
         f"{out}: 3 curves",
     ]
     assert out.stat().st_size > 10_000  # bytes
-
-
-def test_user_mistakes(make, call, tmp_path):
-    out, path = tmp_path / "x.png", make([CATCH])
-    members = make([CATCH], "Anakin.population = 2", seeds=(0, 1))
-    for name in "cd":
-        (tmp_path / name).mkdir()
-    (tmp_path / "c" / "config.gin").write_text("SEED = 3\n")
-    cases = {
-        ("--run_dir", tmp_path / "none", "--out", out): "no run",
-        ("--run_dir", path, tmp_path / "d", "--out", out): "no run in .*d'",
-        ("--run_dir", tmp_path / "c" / "config.gin", "--out", out): "expected folders",
-        ("--run_dir", tmp_path / "c", "--out", out): "Experiment.agent",
-        ("--run_dir", path, "--metric", "los", "--out", out): "'los'",
-        ("--run_dir", members, "--metric", "return", "--out", out): "'return'",
-        ("--run_dir", path, "--out", tmp_path / "no" / "x.png"): "cannot write",
-    }
-    for words, phrase in cases.items():
-        with pytest.raises(errors.UserError, match=phrase):
-            call("plot", *words)

@@ -197,23 +197,8 @@ def test_a_digest_depends_on_bindings_and_not_on_names_of_modules(modules):
     assert digest(broken) == digest("c.F.g = ((1, 2), (3, 4), (5, 6))\n")
 
 
-def test_user_mistakes_and_lists(main, modules, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        modules.training_process.Run, "train", lambda *_: pytest.fail("was trained")
-    )
-    ledger = _ledger(tmp_path, {"suite": "three"}, {"gin_bindings": ["PPO.gama = 1"]})
-    cases = {
-        (): "--list",
-        ("tny",): "'tiny'",
-        ("tiny", "--runner", "sebulba"): "anakin",
-        ("other",): "'gamma'",
-        ("--suite", "two", "tiny"): "known: other",
-        ("--suite", "two", "--record"): "--record",
-    }
-    for words, phrase in cases.items():
-        with pytest.raises(errors.UserError, match=phrase):
-            main("--results", ledger, "--out", tmp_path / "new", *words)
-    assert not (tmp_path / "new").exists()
+def test_rows_are_listed(main, modules, tmp_path, capsys):
+    ledger = _ledger(tmp_path, {"suite": "three"}, {})
     assert main("--list", "--suite", "two", "--results", ledger) == 0
     _, line = capsys.readouterr().out.splitlines()
     assert line.split()[:4] == ["other", "anakin", "unknown", "0"]

@@ -222,24 +222,6 @@ def test_a_run_without_a_directory_is_named_after_its_configuration(
     assert json.loads((path / "summary.json").read_text())["updates"] == 3
 
 
-def test_mistakes_about_run_directories(reference, folder, config, run):
-    (folder / "file").write_text("not a folder")
-    (folder / "binary").mkdir()
-    (folder / "binary" / "config.gin").write_bytes(b"\x7fELF\xff\xfe\x00\x01" * 9)
-    cases = {
-        ("--gin_file", config, "--run_dir", reference): "continue it with --resume",
-        ("--gin_file", config, "--run_dir", folder / "file" / "run"): "Not a directory",
-        ("--run_dir", folder / "referense", "--resume"): f"did you mean '{reference}'",
-        ("--run_dir", folder / "binary", "--resume"): "config.gin",
-        ("--gin_file", folder / "binary" / "config.gin", "--sed=3"): "--sed",
-        ("--resume",): "--resume needs --run_dir",
-        ("--run_dir", folder / "new"): "no --gin_file",
-    }
-    for arguments, phrase in cases.items():
-        processes.assert_mistake(run(_HERE, *arguments), phrase)
-    assert not pathlib.Path(folder / "referense").exists()
-
-
 def test_a_pipe_whose_reader_has_ended_ends_no_run(tmp_path, config):
     """As in `train.py 2>&1 | tee log`, where Ctrl-C also ends `tee`."""
     words = ("--gin_file", config, "--gin_bindings", "TOTAL_STEPS = 10_000_000")

@@ -149,9 +149,3 @@ def test_a_user_error_is_printed_once(tmp_path):
             assert "Traceback" not in result.stderr
         assert not run_dir.exists()
     assert not list((folders[0] / "run").iterdir())  # another attempt can have the name
-
-
-def test_processes_have_to_be_given_without_a_cluster(tmp_path, run):
-    config = processes.config_file(tmp_path, SHORT)
-    result = run("train", "--gin_file", config, "--distributed")
-    processes.assert_mistake(result, "--coordinator HOST:PORT")

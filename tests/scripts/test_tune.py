@@ -118,24 +118,6 @@ def test_the_best_must_win_every_round(modules):
     assert found([], interrupted=True).chosen == {"num_envs": 16}
 
 
-@pytest.mark.parametrize(
-    ("words", "phrase"),
-    [
-        (("--parameters", "num_env"), "'num_envs'"),
-        (("--parameters", "batches_per_actor"), "Anakin has no 'batches_per_actor'"),
-        (("--parameters", "num_envs=8,0"), "'8,0'"),
-        (("--minutes", "0"), "--minutes"),
-        (("--out", "missing/tuned.gin"), "--out"),
-        (("--out", f"{__file__}/tuned.gin"), "--out"),
-        (("--gin_bindings", "PPO.gama = 1"), "'gamma'"),
-    ],
-)
-def test_user_mistakes_are_found_before_any_measurement(tmp_path, config, tune, words, phrase):
-    with pytest.raises(errors.UserError, match=phrase):
-        tune("--gin_file", config, "--out", tmp_path / "tuned.gin", *words)
-    assert list(tmp_path.iterdir()) == [config]
-
-
 @pytest.mark.slow
 def test_a_search_writes_a_file_that_an_experiment_reads(tmp_path, config, tune, capsys):
     out = tmp_path / "tuned.gin"

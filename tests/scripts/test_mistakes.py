@@ -1,0 +1,129 @@
+"""Mistakes on the command lines of scripts: one line and exit code 2, and nothing is written."""
+
+import json
+import shlex
+import shutil
+import signal
+
+import pytest
+
+from environments import catch
+from tests import processes
+
+HERE = "tests.scripts.test_mistakes"
+_COMPARE = "compare --gin_file {config} --seeds 1 --output_dir {folder}/new --runners"
+_EXPORT = "export --run_dir {run} --out {folder}/policy"
+_PLOT = "plot --out {folder}/x.png --run_dir"
+_REPRODUCE = "reproduce --results {ledger} --out {folder}/new"
+_TUNE = "tune --gin_file {config} --out {folder}/tuned.gin"
+
+MISTAKES = [
+    ("accelerator party", "'parity'"),
+    ("benchmark sebulbas", "'sebulba_impala'"),
+    ("benchmark peers --peers {folder}", "prepare_peers.sh"),
+    ("benchmark tpu_ppo --libtpu {folder}", "libtpu=="),
+    ("benchmark costs", "--price DOLLARS@DATE"),
+    ("benchmark costs --price 1.2", "got '1.2'"),
+    ("benchmark sebulba_impala --gin_bindings 'IMPALA.gama = 0.9'", "'gamma'"),
+    ("check Catch", "expected MODULE.Class"),
+    ("check Pong-v6", "'Pong-v5'"),
+    ("check CartPol-v1", "'CartPole-v1'"),
+    ("check envpool:Pong-v6", "'Pong-v5'"),
+    ("check gymnasium:CartPol-v1", "'CartPole-v1'"),
+    ("check no_such_games:Game-v0", "'no_such_games'"),
+    ("check environments.catch.Cach", "'Catch'"),
+    ("check environments.cach.Catch", "'environments.catch'"),
+    ("check environmets.catch.Catch", "PYTHONPATH"),
+    (f"check {HERE}.MISTAKES", "not callable"),
+    ("check environments.gymnasium.Gymnasium", "missing 1 required positional argument: 'env_id'"),
+    (f"check {HERE}.mistyped", "Catch.columns"),
+    ("check agents.ppo.PPO", "--environment"),
+    (f"{_COMPARE} anakim", "'anakin'"),
+    (f"{_COMPARE} anakin anakin", "--runners"),
+    (f"{_COMPARE} a/b=anakin", "--runners"),
+    (f"{_COMPARE} anakin --runner_gin anakim:x.gin", "--runner_gin"),
+    (f"{_COMPARE} anakin --runner_gin x.gin", "--runner_gin"),
+    (f"{_COMPARE} anakin --runner_bindings 'anakin:PPO.gama = 1'", "'gamma'"),
+    (f"{_COMPARE} anakin --gin_bindings 'SEED = 5'", "seed 0"),
+    ("evaluate --run_dir {begun}", "has no checkpoint yet"),
+    ("evaluate --run_dir {folder}/nothing", "there is no run in"),
+    ("evaluate --run_dir {run} --episodes 0", "expected a whole number of at least 1, got '0'"),
+    ("evaluate --run_dir {run} --seed -1", "Experiment.seed: expected an int of at least 0"),
+    ("evaluate --run_dir {run} --episodes 4 --video {folder}/no/x.gif", "No such file"),
+    (_EXPORT, "--member: expected a member from 0 to 1, got None"),
+    (f"{_EXPORT} --member 2", "--member: expected a member from 0 to 1, got 2"),
+    (f"{_EXPORT} --platforms cpu,gpu", "expected some of cpu,cuda,rocm,tpu, got 'gpu'"),
+    (
+        "export --run_dir {run} --member 0 --platforms cpu --out {folder}/no/policy",
+        "cannot write '{folder}/no/policy': No such",
+    ),
+    (f"{_PLOT} {{folder}}/none", "no run"),
+    (f"{_PLOT} {{run}} {{new}}", "new'"),
+    (f"{_PLOT} {{begun}}/config.gin", "expected folders"),
+    (f"{_PLOT} {{bare}}", "Experiment.agent"),
+    (f"{_PLOT} {{run}} --metric los", "'los'"),
+    (f"{_PLOT} {{run}} --metric return", "'return'"),
+    ("plot --run_dir {run} --metric loss/total --out {folder}/no/x.png", "cannot write"),
+    (_REPRODUCE, "--list"),
+    (f"{_REPRODUCE} tny", "'tiny'"),
+    (f"{_REPRODUCE} tiny --runner sebulba", "anakin"),
+    (f"{_REPRODUCE} other", "'gamma'"),
+    (f"{_REPRODUCE} --suite two tiny", "known: other"),
+    (f"{_REPRODUCE} --suite two --record", "--record"),
+    ("train --gin_file {config} --run_dir {run}", "continue it with --resume"),
+    ("train --gin_file {config} --run_dir {config}/run", "Not a directory"),
+    ("train --run_dir {folder}/rum --resume", "did you mean '{run}'"),
+    ("train --run_dir {binary} --resume", "config.gin"),
+    ("train --gin_file {binary}/config.gin --sed=3", "--sed"),
+    ("train --resume", "--resume needs --run_dir"),
+    ("train --run_dir {folder}/other", "no --gin_file"),
+    ("train --gin_file {config} --distributed", "--coordinator HOST:PORT"),
+    (f"{_TUNE} --parameters num_env", "'num_envs'"),
+    (f"{_TUNE} --parameters batches_per_actor", "Anakin has no 'batches_per_actor'"),
+    (f"{_TUNE} --parameters num_envs=8,0", "'8,0'"),
+    (f"{_TUNE} --minutes 0", "--minutes"),
+    ("tune --gin_file {config} --out missing/tuned.gin", "--out"),
+    ("tune --gin_file {config} --out {config}/tuned.gin", "--out"),
+    (f"{_TUNE} --gin_bindings 'PPO.gama = 1'", "'gamma'"),
+]
+
+
+def mistyped():
+    return catch.Catch(rows=10, columns="wide")
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory, run):
+    """Paths by name: `run` is a population of two, of which `begun` has the configuration alone."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    config, trained, ledger = processes.config_file(folder), folder / "run", folder / "results.json"
+    places = {name: folder / name for name in ("bare", "begun", "binary", "new")}
+    for path in places.values():
+        path.mkdir()
+    other = shutil.copy(config, folder / "other.gin")
+    short = ("--gin_bindings", "TOTAL_STEPS = 64", "--gin_bindings", "Anakin.population = 2")
+    result = run("train", "--gin_file", config, "--run_dir", trained, *short)
+    assert result.returncode == 0, result.stderr
+    shutil.copy(trained / "config.gin", places["begun"])
+    (places["bare"] / "config.gin").write_text("SEED = 3\n")
+    (places["binary"] / "config.gin").write_bytes(b"\x7fELF\xff\xfe\x00\x01" * 9)
+    row = {"runner": "Anakin", "agent": "PPO", "environment": "a"}
+    rows = (
+        {"experiment": str(config), "suite": "three"},
+        {"experiment": str(other), "suite": "two", "gin_bindings": ["PPO.gama = 1"]},
+    )
+    ledger.write_text(json.dumps([row | each for each in rows]))
+    return {**places, "folder": folder, "config": config, "run": trained, "ledger": ledger}
+
+
+def _files(places):
+    return sorted(path for path in places["folder"].rglob("*") if path.name != ".lock")
+
+
+@pytest.mark.parametrize(("words", "phrase"), MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing(places, run, words, phrase):
+    before, handler = _files(places), signal.getsignal(signal.SIGTERM)
+    result = run(*shlex.split(words.format_map(places)))
+    processes.assert_mistake(result, phrase.format_map(places))
+    assert _files(places) == before
+    signal.signal(signal.SIGTERM, handler)
