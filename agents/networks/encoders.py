@@ -233,8 +233,26 @@ class _ResidualSections(nn.Module):
         return layers.activate(images, layouts.relu, self.layer_norm)
 
 
-class ResidualTrunk(nn.Module):
-    """Convolutions and residual blocks, from images to images; for `layouts.on_images`.
+class _ResidualBlocks(nn.Module):
+    """Convolutions and residual blocks, see `ResidualImage`."""
+
+    channels: int
+    num_blocks: int
+    strides: Sequence[int]
+
+    @nn.compact
+    def __call__(self, images):
+        for index, stride in enumerate(self.strides):
+            if index:
+                images = layers.activate(images, layouts.relu, layer_norm=True)
+            images = layers.Conv(self.channels, stride=stride)(images)
+        for _ in range(self.num_blocks):
+            images = _residual_block(images, self.channels, layer_norm=True)
+        return images
+
+
+class ResidualImage(nn.Module):
+    """Convolutions and residual blocks, whose image is flattened and not mixed any further.
 
     Blocks normalise and rectify before each of their two convolutions (He et al., "Identity
     Mappings in Deep Residual Networks", 2016, https://arxiv.org/abs/1603.05027); the output is
@@ -251,32 +269,13 @@ class ResidualTrunk(nn.Module):
     strides: Sequence[int] = (1,)
 
     @nn.compact
-    def __call__(self, images):
-        for index, stride in enumerate(self.strides):
-            if index:
-                images = layers.activate(images, layouts.relu, layer_norm=True)
-            images = layers.Conv(self.channels, stride=stride)(images)
-        for _ in range(self.num_blocks):
-            images = _residual_block(images, self.channels, layer_norm=True)
-        return images
-
-
-class ResidualImage(nn.Module):
-    """A `ResidualTrunk`, whose image is flattened and not mixed any further.
-
-    Attributes:
-      trunk: the trunk.
-    """
-
-    trunk: ResidualTrunk
-
-    @nn.compact
     def __call__(self, observation):
         """Returns features `[N, H' * W' * C]`."""
         image, vector = image_or_error(observation, "ResidualImage")
         if vector is not None:
             raise errors.UserError("ResidualImage expects a single image; use CNN")
-        return _features(self.trunk, image)
+        trunk = _ResidualBlocks(self.channels, self.num_blocks, self.strides, name="trunk")
+        return _features(trunk, image)
 
 
 class CNN(nn.Module):

@@ -1,13 +1,10 @@
 """MuZero's learnt model: representation, dynamics, prediction.
 
 The latent state is scaled to [0, 1]; Schrittwieser et al., "Mastering Atari, Go, chess and shogi by
-planning with a learned model", 2020, https://arxiv.org/abs/1911.08265, appendix G. In `model` it is
-a vector, from any encoder, and the dynamics are dense layers. In `image_model` it is an image, as
-published, stored flat, and the dynamics are convolutions over the image and a plane for each
-action. Predictions are dense layers.
+planning with a learned model", 2020, https://arxiv.org/abs/1911.08265, appendix G. It is a vector,
+from any encoder, and dynamics and predictions are dense layers.
 
-Axis legend: `T` time, `B` streams, `F` features, `A` actions, `Z` atoms, `H` `W` `C` height, width
-and channels.
+Axis legend: `T` time, `B` streams, `F` features, `A` actions, `Z` atoms.
 """
 
 import functools
@@ -19,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import layouts
 from agents.networks import encoders, layers
 from agents.networks import network as networks
 from podracers import environment, errors
@@ -57,11 +53,11 @@ class Representation(nn.Module):
 
     Attributes:
       torso: encoder, with no core that has a memory.
-      latent_size: size of the latent, `F`; None where it is the features of the torso.
+      latent_size: size of the latent, `F`.
     """
 
     torso: networks.Torso
-    latent_size: int | None
+    latent_size: int
 
     def initial_states(self, batch_size: int) -> tuple:
         return (self.torso.initial_state(batch_size),)
@@ -70,8 +66,7 @@ class Representation(nn.Module):
     def __call__(self, states, observation, first):
         """Returns latents `[T, B, F]` and the states after them."""
         latent, state = self.torso(states[0], observation, first)
-        if self.latent_size is not None:
-            latent = layers.Dense(self.latent_size, scale=1.0)(latent)
+        latent = layers.Dense(self.latent_size, scale=1.0)(latent)
         return scale_latent(latent), (state,)
 
 
@@ -81,32 +76,19 @@ class Dynamics(nn.Module):
     Attributes:
       num_actions: number of actions, `A`.
       num_atoms: number of atoms of the reward, `Z`.
-      hidden_sizes: sizes of the hidden layers; of the reward alone if the latent is an image.
-      image_shape: shape `[H, W, C]` of a latent that is an image; None for a vector.
-      num_blocks: number of residual blocks on images.
+      hidden_sizes: sizes of the hidden layers.
     """
 
     num_actions: int
     num_atoms: int
     hidden_sizes: Sequence[int] = (128,)
-    image_shape: tuple[int, int, int] | None = None
-    num_blocks: int = 1
 
     @nn.compact
     def __call__(self, latent, action):
         """Returns the latent `[..., F]` and logits `[..., Z]` of the reward."""
         taken = jax.nn.one_hot(action, self.num_actions)
-        if self.image_shape is None:
-            hidden = _Hidden(self.hidden_sizes)(jnp.concatenate([latent, taken], axis=-1))
-            change = layers.Dense(latent.shape[-1], scale=1.0, name="change")(hidden)
-        else:
-            images = latent.reshape(-1, *self.image_shape)
-            planes = taken.reshape(-1, 1, 1, self.num_actions)
-            planes = jnp.broadcast_to(planes, (*images.shape[:3], self.num_actions))
-            trunk = encoders.ResidualTrunk(self.image_shape[-1], self.num_blocks)
-            change = layouts.on_images(trunk, jnp.concatenate([images, planes], axis=-1))
-            change = change.reshape(latent.shape).astype(jnp.float32)
-            hidden = _Hidden(self.hidden_sizes)(jax.nn.relu(change))
+        hidden = _Hidden(self.hidden_sizes)(jnp.concatenate([latent, taken], axis=-1))
+        change = layers.Dense(latent.shape[-1], scale=1.0, name="change")(hidden)
         reward = layers.Dense(self.num_atoms, scale=0.01, name="reward")(hidden)
         return scale_latent(latent + change), reward
 
@@ -241,47 +223,6 @@ def model(
     representation = networks.Composed(spec, module, frame_stack, torso.encoder)
     projector = Projector(projection_size) if projection_size else None
     return Model(representation, Dynamics(*sizes), Predictor(*sizes), projector)
-
-
-def image_model(
-    spec: environment.EnvironmentSpec,
-    num_actions: int,
-    num_atoms: int,
-    *,
-    channels: int = 16,
-    num_blocks: int = 1,
-    strides: Sequence[int] = (1,),
-    frame_stack: int = 1,
-    hidden_sizes: Sequence[int] = (128,),
-    projection_size: int | None = None,
-) -> Model:
-    """Returns the three networks of a latent that is an image.
-
-    Args:
-      spec: environment specification, of observations that are one image.
-      num_actions: number of actions, `A`.
-      num_atoms: number of atoms of rewards and values, `Z`.
-      channels: number of channels of the latent, `C`, and of every convolution.
-      num_blocks: number of residual blocks, of the representation and of the dynamics.
-      strides: strides of the representation's first convolutions.
-      frame_stack: number of frames in its input; 1 for no stack.
-      hidden_sizes: sizes of the hidden layers of rewards and of prediction.
-      projection_size: size of a `Projector`; None without a consistency loss.
-    """
-    errors.require_types(image_model, locals())
-    encoder = encoders.ResidualImage(encoders.ResidualTrunk(channels, num_blocks, strides))
-    image = jax.tree.map(lambda x: x[None], spec.zero_observation())
-    height, width = encoders.image_or_error(image, "image_model")[0].shape[1:3]
-    for stride in strides:
-        height, width = -(-height // stride), -(-width // stride)
-    torso = networks.Torso(encoder)
-    sizes = num_actions, num_atoms, tuple(hidden_sizes)
-    return Model(
-        networks.Composed(spec, Representation(torso, latent_size=None), frame_stack),
-        Dynamics(*sizes, (height, width, channels), num_blocks),
-        Predictor(*sizes),
-        Projector(projection_size) if projection_size else None,
-    )
 
 
 class PolicyValue(nn.Module):
