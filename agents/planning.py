@@ -166,7 +166,7 @@ def initial_priorities(
 
     Args:
       agent: agent with `gamma`, `n_steps` and a replay of sequences of `L` transitions.
-      timestep: `[L + K, B]`, preprocessed; see `replay.Replay.prioritize_new`.
+      timestep: `[L + K, B]`, preprocessed; see `replay.Replay.add`.
       extras: `[L + K - 1, B]`.
       begin: first time step of a sequence that is trained on.
     """

@@ -49,8 +49,8 @@ class Memory(NamedTuple):
 class Item(NamedTuple):
     """Places of sequences; both fields have one shape."""
 
-    shard: jax.Array  # int32, of this device
-    index: jax.Array  # int32, of the sequence in its shard
+    stream: jax.Array  # int32, number on this device
+    start: jax.Array  # int32, number in the ring of the places where sequences can begin
 
 
 class Sample(NamedTuple):
@@ -82,13 +82,11 @@ class Replay:
     ratio of `n`.
 
     Attributes:
-      capacity: transitions over all streams of all devices; rounded down to whole rollouts.
+      capacity: `replay_capacity` of `ReplayAgent`, rounded down to whole rollouts.
       sequence_length: `L`, transitions.
-      batch_size: sequences of one draw, over all devices.
-      priority_exponent: exponent of the priorities; 0 for uniform draws.
-      importance_exponent: exponent of the importance weights; 1 corrects fully for priorities.
-      min_size: transitions over all streams before the first draw.
-      replay_ratio: average number of times that a state is trained on.
+      batch_size: see `ReplayAgent`, as `priority_exponent`, `importance_exponent` and
+        `replay_ratio`.
+      min_size: `min_replay` of `ReplayAgent`.
       learnt_states: states of each sequence that are trained on.
     """
 
@@ -156,15 +154,29 @@ class Replay:
         )
 
     @_scope
-    def add(self, memory: Memory, rollout: types.Rollout) -> Memory:
+    def add(
+        self,
+        memory: Memory,
+        rollout: types.Rollout,
+        priority_fn: Callable[[types.Rollout], jax.Array | None] | None = None,
+    ) -> Memory:
         """Stores a rollout `[T, B, ...]`, in place where `memory` is donated.
 
-        New sequences get the highest priority so far. From the second round of the ring on, time
-        steps are numbered from `C` to `2 * C`, so the head stays an int32 however long a run is.
+        From the second round of the ring on, time steps are numbered from `C` to `2 * C`, so the
+        head stays an int32 however long a run is.
 
         After a Sebulba run is resumed, simulators begin new episodes. The unfinished episode of
         each stream is then marked as truncated at its last stored time step but one, because the
         first time step of the new episode overwrites the last one.
+
+        Args:
+          memory: the replay of this device.
+          rollout: the latest one.
+          priority_fn: returns the priorities `[K, B]` of the sequences that the rollout completes,
+            given stored transitions `[L + K - 1, B, ...]`: sequence `k` is the `L` transitions from
+            `k` on. `K` is `T`, or 1 where sequences begin where rollouts do. Steps from before the
+            start of the run have no meaning. None, also as its result, gives the highest priority
+            so far.
         """
         steps = _steps(rollout)
         size = ring_buffer.capacity(memory.ring)
@@ -178,13 +190,20 @@ class Replay:
             return memory
         period = ring_buffer.period(ring)
         # Sequences that began in the slots just written are overwritten: priority 0.
-        times = memory.head[0] - period * jnp.arange(steps // period)
-        overwritten = self._items(memory, times)
-        memory = self._set(memory, overwritten, jnp.zeros(overwritten.index.shape))
-        starts = self._new_starts(memory, steps)
-        item = self._items(memory, starts)
-        value = jnp.where(starts >= 0, memory.highest[0], 0.0)
-        return self._set(memory, item, jnp.broadcast_to(value[:, None], item.index.shape))
+        overwritten = self._items(memory, memory.head[0] - period * jnp.arange(steps // period))
+        memory = self._set(memory, overwritten, jnp.zeros(overwritten.start.shape))
+        newest = (memory.head[0] - self.sequence_length) // period * period
+        starts = newest - period * jnp.arange(steps // period - 1, -1, -1)  # [K] times
+        items, has_begun = self._items(memory, starts), starts[:, None] >= 0
+        priority = None
+        if priority_fn is not None:
+            first = jnp.broadcast_to(starts[0], begun.shape)
+            length = self.sequence_length + len(starts) - 1
+            priority = priority_fn(ring_buffer.cut(ring, first, jnp.arange(begun.size), length))
+        if priority is None:
+            value = jnp.where(has_begun, memory.highest[None], 0.0)
+            return self._set(memory, items, value)
+        return self.update_priorities(memory, items, jnp.where(has_begun, priority, -1.0))
 
     def num_gradient_steps(
         self, memory: Memory, rollout: types.Rollout, update: jax.Array
@@ -198,7 +217,7 @@ class Replay:
           rollout: `[T, B, ...]`, of this device.
           update: int32, number of rollouts before it.
         """
-        each = self._steps_per_update(rollout.timestep.reward[1:].size * parallel.axis_size())
+        each = self.mean_gradient_steps(rollout.timestep.reward[1:].size * parallel.axis_size())
         whole, rest = divmod(each.numerator, each.denominator)
         phase = update % each.denominator
         steps = whole + (phase + 1) * rest // each.denominator - phase * rest // each.denominator
@@ -207,18 +226,15 @@ class Replay:
         return jnp.where(enough & self.ready(memory), steps, 0)
 
     def mean_gradient_steps(self, agent_steps: int) -> fractions.Fraction:
-        """Returns the mean number of gradient steps for `agent_steps` collected steps."""
+        """Returns the mean number of gradient steps for `agent_steps` steps of an update."""
         learnt = self.batch_size * self.learnt_states
-        return fractions.Fraction(self.replay_ratio) * agent_steps / learnt
-
-    def _steps_per_update(self, collected: int) -> fractions.Fraction:
-        """Returns the mean number of gradient steps for `collected` agent steps of an update."""
+        each = fractions.Fraction(self.replay_ratio) * agent_steps / learnt
         # A denominator whose products in `num_gradient_steps` are exact in int32.
-        each = self.mean_gradient_steps(collected).limit_denominator(30_000)
+        each = each.limit_denominator(30_000)
         if not 0 < each <= errors.INT32_MAX:
             number = "too many gradient steps" if each else "never a gradient step"
             raise errors.UserError(
-                f"replay_ratio = {self.replay_ratio}: with rollouts of {collected} agent steps "
+                f"replay_ratio = {self.replay_ratio}: with rollouts of {agent_steps} agent steps "
                 f"there would be {number}"
             )
         return each
@@ -237,7 +253,7 @@ class Replay:
         name, collected = type(agent).__name__, num_envs * rollout_length
         steps = max(self.sequence_length, -(-self.min_size // num_envs))  # agent steps of a stream
         filled = -(-steps // rollout_length)  # updates
-        each = self._steps_per_update(collected)
+        each = self.mean_gradient_steps(collected)
         # `floor(each * n)` gradient steps would follow `n` updates, without a wait.
         due = math.ceil((math.floor(each * (filled - 1)) + 1) / each)
         begin = collected * max(filled, due)  # agent steps before the first gradient step
@@ -331,17 +347,15 @@ class Replay:
             count = self._starts(memory)[1].astype(jnp.float32)
             power = self.importance_exponent if importance_exponent is None else importance_exponent
             weight = (count * (probability * local)) ** -power
-            weight /= jax.lax.pmax(
-                jnp.max(weight), parallel.AXIS
-            )  # weights of at most 1 in the global batch
+            # Weights of at most 1 in the global batch.
+            weight /= jax.lax.pmax(jnp.max(weight), parallel.AXIS)
+            item = Item(shard * local + index % local, index // local)  # as in `_set`
         else:
-            index = jax.vmap(lambda k: self._uniform(memory, local, k))(draw_keys)
-            weight = jnp.ones(index.shape)
-        # An item's index in its shard is `start * local + stream`; see `_items`.
-        start = index // local * ring_buffer.period(memory.ring)  # slot of its first time step
-        stream = shard * local + index % local  # number on this device
-        rollout = ring_buffer.cut(memory.ring, start, stream, self.sequence_length)
-        return Sample(rollout, Item(shard, index), weight, sample_keys)
+            item = jax.vmap(lambda s, k: self._uniform(memory, s, local, k))(shard, draw_keys)
+            weight = jnp.ones(shard.shape)
+        slot = item.start * ring_buffer.period(memory.ring)
+        rollout = ring_buffer.cut(memory.ring, slot, item.stream, self.sequence_length)
+        return Sample(rollout, item, weight, sample_keys)
 
     @_scope
     def update_priorities(self, memory: Memory, item: Item, priority: jax.Array | None) -> Memory:
@@ -365,37 +379,6 @@ class Replay:
         memory = memory._replace(highest=jnp.maximum(memory.highest, highest))
         return self._set(memory, item, value)
 
-    def prioritize_new(
-        self,
-        memory: Memory,
-        rollout: types.Rollout,
-        priority_fn: Callable[[types.Rollout], jax.Array | None],
-    ) -> Memory:
-        """Gives the sequences that a rollout completed their initial priorities.
-
-        Args:
-          memory: the replay, with that rollout.
-          rollout: `[T, B, ...]`, the latest one.
-          priority_fn: returns priorities `[K, B]`, given stored transitions `[L + K - 1, B, ...]`:
-            sequence `k` is the `L` transitions from `k` on. `K` is `T`, or 1 where sequences begin
-            where rollouts do. Steps from before the start of the run have no meaning. None leaves
-            the highest priority so far.
-        """
-        if not self.priority_exponent:
-            return memory
-        starts = self._new_starts(memory, _steps(rollout))
-        stream = jnp.arange(ring_buffer.num_streams(memory.ring))
-        first = jnp.broadcast_to(starts[0], stream.shape)
-        length = self.sequence_length + starts.shape[0] - 1
-        recent = ring_buffer.cut(memory.ring, first, stream, length)
-        priority = priority_fn(recent)
-        if priority is None:
-            return memory
-        priority = jnp.where(
-            starts[:, None] >= 0, priority, -1.0
-        )  # steps since the start of the run
-        return self.update_priorities(memory, self._items(memory, starts), priority)
-
     def _deal(self, streams: int) -> tuple[int, int]:
         """Returns the number of shards of this device, and of streams in each."""
         devices = parallel.axis_size()
@@ -412,34 +395,29 @@ class Replay:
         newest = (memory.head[0] - self.sequence_length) // period  # it ends at the head
         return oldest * period, jnp.maximum(newest - oldest + 1, 0)
 
-    def _new_starts(self, memory: Memory, steps: int) -> jax.Array:
-        """Returns the times `[K]` at which new sequences begin, oldest first; may be negative."""
-        period = ring_buffer.period(memory.ring)
-        newest = (memory.head[0] - self.sequence_length) // period * period
-        return newest - period * jnp.arange(steps // period - 1, -1, -1)
-
     def _items(self, memory: Memory, times: jax.Array) -> Item:
         """Returns the items `[K, B]` that begin at times `[K]`."""
-        shards, local = self._deal(ring_buffer.num_streams(memory.ring))
-        stream = jnp.arange(shards * local)  # [B]; shard `s` has the streams from `s * local` on
-        slot = times % ring_buffer.capacity(memory.ring)  # [K]
-        start = slot // ring_buffer.period(memory.ring)  # [K] in the ring
-        index = start[:, None] * local + stream % local  # [K, B] within the shard
-        return Item(jnp.broadcast_to(stream // local, index.shape), index)
+        slot = times[:, None] % ring_buffer.capacity(memory.ring)
+        stream = jnp.arange(ring_buffer.num_streams(memory.ring))[None]
+        return Item(*jnp.broadcast_arrays(stream, slot // ring_buffer.period(memory.ring)))
 
-    def _uniform(self, memory: Memory, local: int, key: jax.Array) -> jax.Array:
-        """Draws an index, of any start and stream of a shard."""
+    def _uniform(self, memory: Memory, shard: jax.Array, local: int, key: jax.Array) -> Item:
+        """Draws any start of any of the `local` streams of a shard."""
         stream_key, start_key = jax.random.split(key)
         oldest, count = self._starts(memory)
         period = ring_buffer.period(memory.ring)
         time = oldest + period * jax.random.randint(start_key, (), 0, count)
-        stream = jax.random.randint(stream_key, (), 0, local)
-        start = time % ring_buffer.capacity(memory.ring) // period  # number in the ring
-        return start * local + stream
+        stream = shard * local + jax.random.randint(stream_key, (), 0, local)
+        return Item(stream, time % ring_buffer.capacity(memory.ring) // period)
 
     def _set(self, memory: Memory, item: Item, value: jax.Array) -> Memory:
-        shard, index, value = (x.reshape(-1) for x in (item.shard, item.index, value))
-        return memory._replace(priorities=sum_tree.write(memory.priorities, shard, index, value))
+        stream, start, value = (x.reshape(-1) for x in (*item, value))
+        _, local = self._deal(ring_buffer.num_streams(memory.ring))
+        # Shard `s` has the streams from `s * local` on.
+        tree = sum_tree.write(
+            memory.priorities, stream // local, start * local + stream % local, value
+        )
+        return memory._replace(priorities=tree)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -479,12 +457,12 @@ class ReplayAgent(options.Learning, options.Adam):
 
     @property
     def target_period(self) -> int:
-        """Gradient steps between updates of target parameters; an option of agents with them."""
+        """See `agents.options`; an option of agents with target parameters."""
         return 1
 
     @property
     def target_rate(self) -> float:
-        """Step size of such an update, likewise."""
+        """See `agents.options`; an option of agents with target parameters."""
         return 1.0
 
     def loss(
@@ -511,13 +489,11 @@ class ReplayAgent(options.Learning, options.Adam):
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
-        learner, memory = state
-        item = self.stored(rollout)
-        memory = self.buffer.add(memory, item)
-        num_steps = self.buffer.num_gradient_steps(memory, rollout, learner.update)
-        learner = learner.observe(item, self.preprocess)
+        stored = self.stored(rollout)
+        learner = state.learner.observe(stored, self.preprocess)
         priorities = functools.partial(self.initial_priorities, learner.normalizer)
-        memory = self.buffer.prioritize_new(memory, item, priorities)
+        memory = self.buffer.add(state.memory, stored, priorities)
+        num_steps = self.buffer.num_gradient_steps(memory, rollout, state.learner.update)
         learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
 
         def step(learner, memory, step_key):
@@ -539,7 +515,7 @@ class ReplayAgent(options.Learning, options.Adam):
         return rollout._replace(extras=(), actor_state=())
 
     def initial_priorities(self, normalizer: Any, recent: types.Rollout) -> jax.Array | None:
-        """Returns the priorities of new sequences, see `Replay.prioritize_new`."""
+        """Returns the priorities of new sequences, see `Replay.add`."""
         return None
 
     def sample(self, learner: optimization.Learner, memory: Memory, key: jax.Array) -> Sample:

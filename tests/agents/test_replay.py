@@ -131,7 +131,7 @@ def _compiled(case: Case):
         return _first_priority(first) + abs(arrived - _mark(case.length, first))
 
     def step(memory, rollout, key):
-        memory = buffer.prioritize_new(buffer.add(memory, rollout), rollout, priority_fn)
+        memory = buffer.add(memory, rollout, priority_fn)
         sample, ready = buffer.sample(memory, key), buffer.ready(memory)
         second = _second_priority(sample.rollout.action[0])
         written = buffer.update_priorities(memory, sample.item, second)
