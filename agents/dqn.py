@@ -27,7 +27,7 @@ import optax
 import rlax
 
 from agents import exploration, networks, optimization, options, replay
-from agents.networks import heads, layers
+from agents.networks import encoders, heads, layers
 from podracers import types
 
 
@@ -85,11 +85,6 @@ class DQN(replay.ReplayAgent):
     @functools.cached_property
     def buffer(self) -> replay.Replay:
         return replay.Replay.of(self, self._num_earlier + self.n_step)
-
-    def init_learner(self, key):
-        params = self.net.init(key, networks.zero_timestep(self.spec))
-        normalizer = self.preprocess.init(self.spec.observation)
-        return optimization.Learner.create(self._optimizer.init(params), params, normalizer)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores of `B` streams: their latest frames if the network stacks frames."""
@@ -162,7 +157,7 @@ class DQN(replay.ReplayAgent):
         target_q_t = self._mean(target_output_t)
         observation_t = jax.tree.map(lambda x: x[t, jnp.arange(t.size)], timestep.observation)
         selector = q_t if self.double else target_q_t
-        selector = exploration.legal_q_values(selector, observation_t)
+        selector = heads.legal_values(selector, encoders.action_mask(observation_t))
         qa_tm1 = layers.take(q_tm1, a_tm1)
         value_t = layers.take(target_q_t, jnp.argmax(selector, axis=-1))
         td_error = jax.lax.stop_gradient(r_t + discount_t * value_t) - qa_tm1

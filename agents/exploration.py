@@ -28,19 +28,9 @@ class Extras(NamedTuple):
     value: jax.Array  # [T, B] of the best legal action
 
 
-def legal_q_values(q_values: jax.Array, observation: types.PyTree) -> jax.Array:
-    """Returns `q_values` `[..., A]` with -1e9 in place of those of illegal actions.
-
-    Args:
-      q_values: `[..., A]`.
-      observation: `[..., *]`; its action mask, if it has one, marks the legal actions.
-    """
-    return heads.legal_values(q_values, encoders.action_mask(observation))
-
-
 def best_q_value(q_values: jax.Array, observation: types.PyTree) -> jax.Array:
-    """Returns the largest of `legal_q_values`, `[...]`."""
-    return jnp.max(legal_q_values(q_values, observation), axis=-1)
+    """Returns the largest of `heads.legal_values`, `[...]`, by the mask of an observation."""
+    return jnp.max(heads.legal_values(q_values, encoders.action_mask(observation)), axis=-1)
 
 
 def epsilon_greedy(

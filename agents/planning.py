@@ -85,12 +85,25 @@ class SearchAgent(replay.ReplayAgent):
     def _search(self) -> tree_search.Search:
         return options.make(self, "search")
 
+    @property
+    def _burn_in(self) -> int:
+        """First steps of a sequence, which fill the stack of frames."""
+        return 0
+
     def actor_params(self, learner: optimization.Learner) -> ActorParams:
         """Returns the parameters, the statistics of the observations, and the temperature."""
         temperature = optimization.annealed(
             self.temperature, self.final_temperature, self.temperature_steps, learner.agent_steps
         )
         return ActorParams(learner.params, learner.normalizer, temperature)
+
+    def stored(self, rollout):
+        return rollout._replace(actor_state=())
+
+    def initial_priorities(self, normalizer, recent):
+        """Returns the priorities `[K, B]` of new sequences, from the values of the searches."""
+        timestep = self.preprocess.apply(normalizer, recent.timestep)
+        return initial_priorities(self, timestep, recent.extras, self._burn_in)
 
 
 class Extras(NamedTuple):

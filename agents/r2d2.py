@@ -37,7 +37,7 @@ from agents import (
     replay,
     returns,
 )
-from agents.networks import cores, layers
+from agents.networks import cores, encoders, heads, layers
 from podracers import errors, types
 
 _RECURRENT = functools.partial(networks.q_network, core=cores.LSTM(), dueling=True)
@@ -118,10 +118,8 @@ class R2D2(replay.ReplayAgent):
         learnt_states = self.sequence_length - self.burn_in
         return replay.Replay.of(self, self.sequence_length, learnt_states)
 
-    def init_learner(self, key):
-        params = self._inputs.init(key)
-        normalizer = self.preprocess.init(self.spec.observation)
-        return optimization.Learner.create(self._optimizer.init(params), params, normalizer)
+    def init_params(self, key):
+        return self._inputs.init(key)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores, previous actions and epsilons of `B` streams."""
@@ -160,7 +158,7 @@ class R2D2(replay.ReplayAgent):
         timestep, action = jax.tree.map(
             lambda x: x[self.burn_in :], (sample.rollout.timestep, sample.rollout.action)
         )
-        best = jnp.argmax(exploration.legal_q_values(q_values, timestep.observation), axis=-1)
+        best = heads.legal_argmax(q_values, encoders.action_mask(timestep.observation))
         values = categorical.signed_parabolic(layers.take(q_target, best))
         td_target = jax.lax.stop_gradient(self.targets(timestep, values))
         taken = layers.take(q_values[:-1], action)

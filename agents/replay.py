@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import optimization, options, preprocessing, ring_buffer, sum_tree
-from podracers import errors, parallel, types
+from agents import networks, optimization, options, preprocessing, ring_buffer, sum_tree
+from podracers import environment, errors, parallel, types
 
 _SHARDS = 8
 _scope = functools.partial(jax.named_call, name="replay")  # the name in profiles
@@ -425,8 +425,8 @@ class ReplayAgent(options.Learning, options.Adam):
     """Options and update of agents that learn from replay by Adam.
 
     A subclass has `net`, its network; `buffer`, a `Replay`; and `loss(params, sample, context)`,
-    whose output has the priorities. It may replace the methods `sample`, `stored`, `target_params`
-    and `initial_priorities`.
+    whose output has the priorities. It may replace the methods `init_params`, `sample`, `stored`,
+    `target_params` and `initial_priorities`.
 
     Attributes:
       batch_size: sequences of each gradient step, over all devices.
@@ -451,6 +451,11 @@ class ReplayAgent(options.Learning, options.Adam):
         return optimization.adam_of(self)
 
     @property
+    def net(self) -> Any:
+        """The network."""
+        raise NotImplementedError
+
+    @property
     def buffer(self) -> Replay:
         """The replay."""
         raise NotImplementedError
@@ -464,6 +469,16 @@ class ReplayAgent(options.Learning, options.Adam):
     def target_rate(self) -> float:
         """See `agents.options`; an option of agents with target parameters."""
         return 1.0
+
+    def init_params(self, key: jax.Array) -> types.PyTree:
+        """Returns fresh parameters of the network."""
+        return self.net.init(key, networks.zero_timestep(self.spec))
+
+    def init_learner(self, key: jax.Array) -> optimization.Learner:
+        params = self.init_params(key)
+        normalizer = self.preprocess.init(environment.without_state(self.spec.observation))
+        target = self.target_params(params)
+        return optimization.Learner.create(self._optimizer.init(params), target, normalizer)
 
     def loss(
         self, params: types.PyTree, sample: Sample, context: optimization.Context

@@ -179,11 +179,8 @@ class SAC(replay.ReplayAgent):
         """Steps of a sequence before its first transition: frames of a stack, or the burn-in."""
         return self.burn_in if self.net.is_recurrent else self.net.memory_length or 0
 
-    def init_learner(self, key):
-        params = self.net.init(key, math.log(self.initial_temperature))
-        train_state = self._optimizer.init(params)
-        normalizer = self.preprocess.init(self.spec.observation)
-        return optimization.Learner.create(train_state, params.critic, normalizer)
+    def init_params(self, key):
+        return self.net.init(key, math.log(self.initial_temperature))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the latest frames of `B` streams, or cores and previous actions with a core."""

@@ -24,6 +24,7 @@ Model = Callable[[jax.Array, types.PyTree], tuple[mctx.RecurrentFnOutput, types.
 
 _KINDS = ("gumbel", "puct")
 _BOUNDS = ("node", "tree")
+_MAX_CONSIDERED_ACTIONS = 16  # actions that the root of "gumbel" tries
 
 
 class Plan(NamedTuple):
@@ -44,7 +45,6 @@ class Search:
         simulations, or "puct", the search of MuZero (https://arxiv.org/abs/1911.08265).
       num_simulations: model steps of each decision.
       max_depth: largest depth of a tree; all streams wait for the deepest.
-      max_num_considered_actions: actions that the root of "gumbel" tries.
       value_scale: weight of scaled values beside the prior's logits in "gumbel"; mctx's name.
       maxvisit_init: visits that are added to the largest number of a node's visits in that weight,
         `value_scale * (maxvisit_init + visits)`; mctx's name.
@@ -60,7 +60,6 @@ class Search:
     kind: str = "gumbel"
     num_simulations: int = options.count(16)
     max_depth: int = options.count(8)
-    max_num_considered_actions: int = options.count(16)
     value_scale: float = options.positive(0.1, most=1e6)
     maxvisit_init: float = options.non_negative(50.0, most=1e6)
     value_bounds: str = "node"
@@ -120,7 +119,7 @@ class Search:
                 gumbel_scale=temperature,
                 qtransform=self._completed_values,
                 # mctx makes a table with this many rows, for any number of actions.
-                max_num_considered_actions=min(self.max_num_considered_actions, invalid.shape[-1]),
+                max_num_considered_actions=min(_MAX_CONSIDERED_ACTIONS, invalid.shape[-1]),
             )
         else:
             found = mctx.muzero_policy(

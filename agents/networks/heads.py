@@ -184,14 +184,11 @@ class Gaussian:
       minimum: lower bounds, `D` of them.
       maximum: upper bounds, `D` of them.
       shape: shape of the action; `D` is its size.
-      state_dependent_std: whether the log standard deviations come from the network rather than
-        from free parameters.
     """
 
     minimum: tuple[float, ...]
     maximum: tuple[float, ...]
     shape: tuple[int, ...]
-    state_dependent_std: bool = False
 
     @property
     def num_outputs(self) -> int:
@@ -200,8 +197,8 @@ class Gaussian:
 
     @property
     def num_free(self) -> int:
-        """`D` if the standard deviation does not depend on the observation, else 0."""
-        return 0 if self.state_dependent_std else len(self.minimum)
+        """`D`: the standard deviations."""
+        return len(self.minimum)
 
     @functools.cached_property
     def _unit(self) -> tuple[np.ndarray, np.ndarray]:
@@ -352,18 +349,13 @@ class CategoricalReturn:
 _CONTINUOUS = {"gaussian": Gaussian, "tanh_gaussian": TanhGaussian}
 
 
-def from_spec(
-    action_spec: specs.BoundedArray,
-    kind: str | None = None,
-    state_dependent_std: bool = False,
-) -> ActionHead:
+def from_spec(action_spec: specs.BoundedArray, kind: str | None = None) -> ActionHead:
     """Returns the head for an action specification.
 
     Args:
       action_spec: action specification, see `podracers.environment`.
       kind: "categorical", "multi_discrete", "gaussian" or "tanh_gaussian"; by default the first of
         them that fits the specification.
-      state_dependent_std: see `Gaussian`; other heads ignore it.
 
     Raises:
       UserError: the kind does not fit the specification, or no kind does.
@@ -388,5 +380,4 @@ def from_spec(
         minimum=tuple(minimum.tolist()),
         maximum=tuple(maximum.tolist()),
         shape=tuple(action_spec.shape),
-        state_dependent_std=state_dependent_std,
     )

@@ -169,7 +169,6 @@ class Conv(nn.Module):
       kernel: side of the kernel.
       stride: stride in both directions.
       padding: "SAME" or "VALID".
-      scale: scale of the orthogonal initializer.
       pool: whether a maximum over windows of 3 x 3, two apart, follows, before the bias: the same
         outputs, and the bias adds up the gradients of a quarter of the pixels.
     """
@@ -178,7 +177,6 @@ class Conv(nn.Module):
     kernel: int = 3
     stride: int = 1
     padding: str = "SAME"
-    scale: float = math.sqrt(2.0)
     pool: bool = False
 
     @nn.compact
@@ -198,7 +196,7 @@ class Conv(nn.Module):
                 f"{self.kernel} x {self.kernel}; use encoders.CNN with padding = 'SAME'"
             )
         shape = (self.kernel, self.kernel, channels, self.features)
-        kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), shape)
+        kernel = self.param("kernel", nn.initializers.orthogonal(math.sqrt(2.0)), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         dtype = precision.compute_dtype()
         kernel, bias = kernel.astype(dtype), bias.astype(dtype)

@@ -43,7 +43,6 @@ class Continuous(heads.TanhGaussian):
     The critics' inputs and the entropies are in units of the bounds.
     """
 
-    state_dependent_std: bool = True
     num_values = 1
     default_target_entropy = -1.0
     most_target_entropy = math.log(2.0)  # entropy of the uniform policy
