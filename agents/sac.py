@@ -190,7 +190,8 @@ class SAC(replay.ReplayAgent):
     def actor_params(self, learner):
         """Returns the policy, its encoder, the statistics, and whether actions are random."""
         params = learner.params
-        encoder = self.net.encoder_params(params.critic)
+        # The part of the critics' parameters that `observe` and `encode` read.
+        encoder = {name: value for name, value in params.critic.items() if name == "encoder"}
         is_random = learner.agent_steps < self.random_steps
         return ActorParams(params.policy, encoder, learner.normalizer, is_random)
 
@@ -229,7 +230,12 @@ class SAC(replay.ReplayAgent):
         if self.net.is_recurrent:  # target parameters have their own memory
             _, target_input_t = self._policy_inputs(context.target, timestep, sample)
         alpha = jnp.exp(frozen.log_temperature)
-        soft_value = self._soft_value(frozen, context.target, input_t, target_input_t)
+        features_t = self.net.encode(frozen.critic, input_t.observation)
+        target_features_t = self.net.encode(context.target, target_input_t.observation)
+        expected_t = self._expect(
+            frozen.policy, context.target, features_t, target_features_t, input_t
+        )
+        soft_value = expected_t.value + alpha * expected_t.entropy
         td_target = self.targets(timestep, soft_value)
         features = self.net.encode(params.critic, input_tm1.observation)
         seen = self.action_head.to_critics(action)
@@ -294,18 +300,6 @@ class SAC(replay.ReplayAgent):
           soft_value: `[R]` of the second time step: the expected value with the policy's entropy.
         """
         return timestep.reward[1] + self.gamma * timestep.discount[1] * soft_value
-
-    def _soft_value(
-        self, params, target, input_t: _PolicyInput, target_input_t: _PolicyInput
-    ) -> jax.Array:
-        """Returns the soft values `[R]` of the target critics, without gradients.
-
-        `params` and `input_t` must be constants, because no gradient is stopped here.
-        """
-        features = self.net.encode(params.critic, input_t.observation)
-        target_features = self.net.encode(target, target_input_t.observation)
-        expected = self._expect(params.policy, target, features, target_features, input_t)
-        return expected.value + jnp.exp(params.log_temperature) * expected.entropy
 
     def _expect(
         self, policy, critic, features, critic_features, policy_input: _PolicyInput

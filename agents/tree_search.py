@@ -45,9 +45,6 @@ class Search:
         simulations, or "puct", the search of MuZero (https://arxiv.org/abs/1911.08265).
       num_simulations: model steps of each decision.
       max_depth: largest depth of a tree; all streams wait for the deepest.
-      value_scale: weight of scaled values beside the prior's logits in "gumbel"; mctx's name.
-      maxvisit_init: visits that are added to the largest number of a node's visits in that weight,
-        `value_scale * (maxvisit_init + visits)`; mctx's name.
       value_bounds: the values that are scaled to `[0, 1]`: those of a "node", as in mctx, or of
         the whole "tree", for actions of a node that differ little: the latest means, by the formula
         of MuZero's appendix B (its pseudocode keeps the extremes of all earlier means, too).
@@ -60,8 +57,6 @@ class Search:
     kind: str = "gumbel"
     num_simulations: int = options.count(16)
     max_depth: int = options.count(8)
-    value_scale: float = options.positive(0.1, most=1e6)
-    maxvisit_init: float = options.non_negative(50.0, most=1e6)
     value_bounds: str = "node"
     min_value_range: float = options.positive(1e-8)
     dirichlet_alpha: float = options.positive(0.3)
@@ -135,10 +130,7 @@ class Search:
     def _completed_values(self, tree: mctx.Tree, node: jax.Array) -> jax.Array:
         """Returns the scaled values `[A]` of a node's actions for "gumbel"."""
         completed = functools.partial(
-            mctx.qtransform_completed_by_mix_value,
-            value_scale=self.value_scale,
-            maxvisit_init=self.maxvisit_init,
-            epsilon=self.min_value_range,
+            mctx.qtransform_completed_by_mix_value, epsilon=self.min_value_range
         )
         if self.value_bounds == "node":
             return completed(tree, node)

@@ -1,8 +1,11 @@
 """The memory of networks: recurrent cores and frame stacks.
 
-A core maps sequences `[T, B, ...]`, and is reset where `first` is true. One step is a sequence of
-length one, so unrolling and stepping are the same code. Products have the dtype of the features;
-recurrent states are float32, and counts int32.
+A core is a Flax module between the encoder and the heads. `initial_state(batch_size)` returns its
+state `[B, ...]` at the start of an episode. A call `core(state, features, first)` maps a state and
+features `[T, B, F]` to outputs `[T, B, H]` and the state after them; where `first` `[T, B]` is
+true, the state is reset before the step. One step is a sequence of length one, so unrolling and
+stepping are the same code. Products have the dtype of the features; recurrent states are float32,
+and counts int32.
 
 Axis legend: `T` time, `B` streams, `F` features, `H` units, `K` frames,
 `W` earlier steps of a window, `S = W + T`, `N` heads of `D` units.
@@ -11,7 +14,7 @@ Axis legend: `T` time, `B` streams, `F` features, `H` units, `K` frames,
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -20,22 +23,6 @@ import jax.numpy as jnp
 from podracers import errors, types
 
 _MASKED = -1e30  # logit of a step that attention must not read
-
-
-class Core(Protocol):
-    """A Flax module between the encoder and the heads."""
-
-    def initial_state(self, batch_size: int) -> Any:
-        """Returns the state `[B, ...]` at the start of an episode; `()` for no memory."""
-
-    def __call__(self, state: Any, features: jax.Array, first: jax.Array) -> tuple[jax.Array, Any]:
-        """Returns outputs `[T, B, H]` and the state after them.
-
-        Args:
-          state: `[B, ...]`.
-          features: `[T, B, F]`.
-          first: `[T, B]` bool; the state is reset before the step where it is true.
-        """
 
 
 def _reset(state: types.PyTree, first: jax.Array) -> types.PyTree:

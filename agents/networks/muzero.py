@@ -48,13 +48,8 @@ class _Hidden(nn.Module):
         return hidden.astype(jnp.float32)
 
 
-class Representation(nn.Module):
-    """From observations to latents.
-
-    Attributes:
-      torso: encoder, with no core that has a memory.
-      latent_size: size of the latent, `F`.
-    """
+class _Representation(nn.Module):
+    """From observations to latents."""
 
     torso: networks.Torso
     latent_size: int
@@ -70,18 +65,12 @@ class Representation(nn.Module):
         return scale_latent(latent), (state,)
 
 
-class Dynamics(nn.Module):
-    """From a latent and an action to the next latent and the reward.
-
-    Attributes:
-      num_actions: number of actions, `A`.
-      num_atoms: number of atoms of the reward, `Z`.
-      hidden_sizes: sizes of the hidden layers.
-    """
+class _Dynamics(nn.Module):
+    """From a latent and an action to the next latent and the reward."""
 
     num_actions: int
     num_atoms: int
-    hidden_sizes: Sequence[int] = (128,)
+    hidden_sizes: tuple[int, ...]
 
     @nn.compact
     def __call__(self, latent, action):
@@ -93,20 +82,15 @@ class Dynamics(nn.Module):
         return scale_latent(latent + change), reward
 
 
-class Predictor(nn.Module):
+class _Predictor(nn.Module):
     """From a latent, or from features of an observation, to a policy and a value.
 
-    Attributes:
-      num_actions: number of actions, `A`.
-      num_atoms: number of atoms of the value, `Z`.
-      hidden_sizes: sizes of the hidden layers.
-      num_cells: number of cells of the policy's layer, see `layers.Dense`; with several, its inputs
-        are the latent.
+    With several cells, the inputs of the policy's layer are the latent.
     """
 
     num_actions: int
     num_atoms: int
-    hidden_sizes: Sequence[int] = (128,)
+    hidden_sizes: tuple[int, ...]
     num_cells: int = 1
 
     @nn.compact
@@ -119,15 +103,12 @@ class Predictor(nn.Module):
         return Prediction(policy, value)
 
 
-class Projector(nn.Module):
+class _Projector(nn.Module):
     """From latents to projections, which the consistency loss compares.
 
     Ye et al., "Mastering Atari Games with Limited Data", 2021, https://arxiv.org/abs/2111.00210,
     with layer normalisation instead of batch normalisation, and two layers in the projection, not
     three.
-
-    Attributes:
-      size: size of a projection, and of all layers.
     """
 
     size: int
@@ -145,9 +126,9 @@ class Model(NamedTuple):
     """The networks of representation, dynamics and prediction."""
 
     representation: networks.Composed
-    dynamics: Dynamics
-    predictor: Predictor
-    projector: Projector | None = None  # a consistency loss reads it
+    dynamics: _Dynamics
+    predictor: _Predictor
+    projector: _Projector | None = None  # a consistency loss reads it
 
     def init(self, key: jax.Array):
         """Returns parameters, with an entry for each network."""
@@ -214,27 +195,22 @@ def model(
       frame_stack: number of frames in the encoder's input; 1 for no stack.
       latent_size: size of the latent.
       hidden_sizes: sizes of the hidden layers of dynamics and of prediction.
-      projection_size: size of a `Projector`; None without a consistency loss.
+      projection_size: size of projections for a consistency loss; None without one.
     """
     errors.require_types(model, locals())
     torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core)
     sizes = num_actions, num_atoms, tuple(hidden_sizes)
-    module = Representation(torso, latent_size)
+    module = _Representation(torso, latent_size)
     representation = networks.Composed(spec, module, frame_stack, torso.encoder)
-    projector = Projector(projection_size) if projection_size else None
-    return Model(representation, Dynamics(*sizes), Predictor(*sizes), projector)
+    projector = _Projector(projection_size) if projection_size else None
+    return Model(representation, _Dynamics(*sizes), _Predictor(*sizes), projector)
 
 
-class PolicyValue(nn.Module):
-    """AlphaZero's network: a policy and a value of observations.
-
-    Attributes:
-      torso: encoder, with no core that has a memory.
-      predictor: layers after it.
-    """
+class _PolicyValue(nn.Module):
+    """AlphaZero's network: a policy and a value of observations."""
 
     torso: networks.Torso
-    predictor: Predictor
+    predictor: _Predictor
 
     def initial_states(self, batch_size: int) -> tuple:
         return (self.torso.initial_state(batch_size),)
@@ -269,5 +245,5 @@ def policy_value(
     """
     errors.require_types(policy_value, locals())
     torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core)
-    predictor = Predictor(num_actions, num_atoms, tuple(hidden_sizes), num_cells)
-    return networks.Composed(spec, PolicyValue(torso, predictor), encoder=torso.encoder)
+    predictor = _Predictor(num_actions, num_atoms, tuple(hidden_sizes), num_cells)
+    return networks.Composed(spec, _PolicyValue(torso, predictor), encoder=torso.encoder)

@@ -304,10 +304,6 @@ class SACNetwork:
         encoder = critic.get("encoder", {})
         return networks.unroll_after(self.memory, encoder, core, timestep, burn_in)
 
-    def encoder_params(self, critic: types.PyTree) -> types.PyTree:
-        """Returns the part of the critics' parameters that `observe` and `encode` need."""
-        return {name: value for name, value in critic.items() if name == "encoder"}
-
     def encode(self, critic: types.PyTree, observation: types.PyTree) -> types.PyTree:
         """Returns features `[N, ...]`, or the input where `critic` has no encoder."""
         if self.critic.encoder is None:
