@@ -7,7 +7,6 @@ share would give other minibatches on two devices than on one.
 Axis legend: `T` time, `B` streams of this device, `M` minibatches.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -46,8 +45,7 @@ def _grouped(x: jax.Array, size: int, axis: int) -> jax.Array:
 def _require_divisor(num_minibatches: int, size: int, of: str) -> None:
     """Raises a `UserError` with the valid numbers nearest to `num_minibatches`."""
     if size % num_minibatches:
-        lower = (n for n in range(1, math.isqrt(size) + 1) if size % n == 0)
-        divisors = {each for n in lower for each in (n, size // n)}
+        divisors = [n for n in range(1, size + 1) if size % n == 0]
         near = sorted(divisors, key=lambda n: abs(n - num_minibatches))[:6]
         raise errors.UserError(
             f"num_minibatches = {num_minibatches} does not divide the {size} {of}: "

@@ -110,8 +110,7 @@ class LSTM(_Recurrent):
     """
 
     def initial_state(self, batch_size: int) -> tuple[jax.Array, jax.Array]:
-        zeros = jnp.zeros((batch_size, self.size), jnp.float32)
-        return zeros, zeros
+        return (super().initial_state(batch_size),) * 2
 
     @nn.compact
     def __call__(self, state, features, first):
@@ -251,8 +250,7 @@ class LRU(_Units):
         super().__post_init__()
 
     def initial_state(self, batch_size: int) -> tuple[jax.Array, jax.Array]:
-        zeros = jnp.zeros((batch_size, self.size), jnp.float32)
-        return zeros, zeros
+        return (super().initial_state(batch_size),) * 2
 
     @nn.compact
     def __call__(self, state, features, first):
@@ -426,20 +424,17 @@ def _orthogonal_blocks(num_blocks: int) -> nn.initializers.Initializer:
 def stack_frames(
     state: types.PyTree, observation: types.PyTree, first: jax.Array, num_frames: int
 ) -> tuple[types.PyTree, types.PyTree]:
-    """Rebuilds the stacks of the last `K` frames, without a scan and without a gather.
+    """Returns the stacks of the last `K` frames, and the state after them.
 
-    At the start of an episode the stack is filled with copies of the first frame. Frames are
-    stacked on the last axis, oldest first: `[H, W, C]` becomes `[H, W, K * C]`, `[H, W]` becomes
-    `[H, W, K]`, and `[F]` becomes `[K * F]`.
+    They are built without a scan and without a gather. At the start of an episode the stack is
+    filled with copies of the first frame. Frames are stacked on the last axis, oldest first:
+    `[H, W, C]` becomes `[H, W, K * C]`, `[H, W]` becomes `[H, W, K]`, and `[F]` becomes `[K * F]`.
 
     Args:
       state: previous frames, `[B, K - 1, ...]`, oldest first.
       observation: `[T, B, ...]`.
       first: `[T, B]` bool.
-      num_frames: number of frames in a stack, `K`.
-
-    Returns:
-      The stacks `[T, B, ...]`, and the state after them.
+      num_frames: `K`.
     """
     # Steps since the episode began, if that was after time 0; else more than any lag.
     time = jnp.arange(first.shape[0])[:, None]

@@ -51,12 +51,7 @@ def select(observation: types.PyTree, keys: Sequence[str] | None) -> types.PyTre
 
 
 def require_parts(spec: environment.EnvironmentSpec, **options: Sequence[str] | None) -> None:
-    """Raises errors.UserError unless the keys that options select are parts of observations.
-
-    Args:
-      spec: environment specification.
-      **options: keys for `select`, by the name of their option.
-    """
+    """Raises errors.UserError unless the keys of `options`, by name, are parts of observations."""
     parts = without_mask(spec.observation)
     if isinstance(parts, dict) and set(parts) == _EXTENDED:
         parts = parts["observation"]
@@ -70,17 +65,12 @@ def require_parts(spec: environment.EnvironmentSpec, **options: Sequence[str] | 
 
 
 def split_image(observation: types.PyTree) -> tuple[jax.Array | None, jax.Array | None]:
-    """Returns the image and the vector of an observation.
+    """Returns the image `[N, H, W, C]` and the vector `[N, F]` of an observation `[N, ...]`.
 
-    The image is the only leaf of rank three, or else the only one of rank two (`[H, W]`, without
-    channels). Its bytes are not converted, packed ones (`layouts.pack`) neither. Other dtypes, and
-    all those of the vector, pass `layers.as_floats`; bytes in the vector are divided by 255.
-
-    Args:
-      observation: leaves `[N, ...]`.
-
-    Returns:
-      `(image, vector)`, `[N, H, W, C]` and `[N, F]`; None for either where there is none.
+    Either is None where there is none. The image is the only leaf of rank three, or else the only
+    one of rank two (`[H, W]`, without channels). Its bytes are not converted, packed ones
+    (`layouts.pack`) neither. Other dtypes, and all those of the vector, pass `layers.as_floats`;
+    bytes in the vector are divided by 255.
     """
     leaves = jax.tree.leaves(without_mask(observation))
     image = None

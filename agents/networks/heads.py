@@ -38,10 +38,8 @@ _QUADRATURE_NODES = 32
 def legal_values(values: jax.Array, mask: jax.Array | None) -> jax.Array:
     """Returns values `[..., A]` with -1e9 in place of those of illegal actions.
 
-    Args:
-      values: `[..., A]`.
-      mask: bool `[..., A]`, or None where every action is legal; all are where it allows none, as
-        in final states of some environments.
+    Every action is legal where the mask `[..., A]` is None or allows none, as in final states of
+    some environments.
     """
     if mask is None:
         return values

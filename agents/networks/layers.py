@@ -80,12 +80,7 @@ class NoisyDense(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Returns `[..., B, O]` for inputs `[..., B, F]`.
-
-        Args:
-          inputs: `[..., B, F]`.
-          key: `[B]` typed keys; None for the mean, without noise.
-        """
+        """Returns `[..., B, O]` for inputs `[..., B, F]`; without keys `[B]`, the mean."""
         num_inputs = inputs.shape[-1]
         make = functools.partial(Dense, self.features, num_cells=self.num_cells)
         mean = make(self.scale, name="mean")(inputs)
@@ -102,11 +97,9 @@ class NoisyDense(nn.Module):
 
 
 def one_hot(numbers: jax.Array, num_values: np.ndarray) -> jax.Array:
-    """Returns float32 codes `[..., sum(num_values)]`, those of each part after the other.
+    """Returns float32 codes `[..., sum(num_values)]` of integers `[..., D]`, part after part.
 
-    Args:
-      numbers: integers `[..., D]`; the code of one that is not in its range is zero.
-      num_values: number of values of each part, `[D]`.
+    Part `d` has `num_values[d]` values; the code of a number that is not in its range is zero.
     """
     part = np.repeat(np.arange(len(num_values)), num_values)
     value = np.concatenate([np.arange(size) for size in num_values])
@@ -127,10 +120,7 @@ def mlp(
       sizes: number of outputs of each layer; the inputs are returned if there are none.
       activation: elementwise function.
       name: prefix of the layers' names, `{name}_0` and so on; by default Flax chooses them.
-      layer_norm: whether each layer's outputs are normalised before the activation.
-
-    Returns:
-      `[..., sizes[-1]]`.
+      layer_norm: see `activate`.
     """
     for i, size in enumerate(sizes):
         layer = Dense(size, name=name and f"{name}_{i}")
@@ -146,13 +136,7 @@ def activate(
     """Applies layer normalisation, if requested, and an activation; call it in a compact method.
 
     Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450, over the
-    features of a row, or the channels of a place in an image.
-
-    Args:
-      values: outputs of a layer; features on the last axis, or in a trunk of `layouts.on_images` on
-        `layouts.feature_axis()`.
-      activation: elementwise function.
-      layer_norm: whether values are normalised.
+    features of a row, or the channels of a place in an image (`layouts.feature_axis`).
     """
     if layer_norm:
         axis = layouts.feature_axis()
@@ -204,14 +188,10 @@ class Conv(nn.Module):
 
 
 def take(values: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns `values[..., index]`, such as those of the actions that were taken.
+    """Returns `values[..., index]` of `[..., A]`, such as those of the actions that were taken.
 
     The gradient of an indexing is a scatter, which is slow on a CPU, and which a TPU executes
-    number by number; that of this selection is a selection.
-
-    Args:
-      values: `[..., A]`.
-      index: int32, which broadcasts to `values.shape[:-1]`.
+    number by number; that of this selection is a selection. `index` broadcasts to `[...]`.
     """
     chosen = index[..., None] == jnp.arange(values.shape[-1])
     return jnp.sum(jnp.where(chosen, values, 0.0), axis=-1)

@@ -158,10 +158,8 @@ class Model(NamedTuple):
     def inconsistency(self, params, imagined: jax.Array, observed: jax.Array) -> jax.Array:
         """Returns the negative cosine similarity `[...]` of projections, in [-1, 1].
 
-        Args:
-          params: as `init` returns them.
-          imagined: latents `[..., F]` of the dynamics, of which projections are predicted.
-          observed: latents `[..., F]` of the same steps' observations; no gradient passes.
+        Those of `observed` latents `[..., F]`, through which no gradient passes, are predicted from
+        the latents `imagined` by the dynamics.
         """
         assert self.projector is not None
         project = functools.partial(networks.apply, self.projector, params["projector"])

@@ -379,19 +379,10 @@ def actor_critic(
 def unroll_after(
     network: Network, params: types.PyTree, core: Any, timestep: types.TimeStep, burn_in: int
 ) -> Any:
-    """Returns the outputs of the time steps after a burn-in, which only updates the core.
+    """Returns the outputs `[T - burn_in, B, ...]` of the time steps after a burn-in.
 
-    No gradient passes through the burn-in, and no encoder runs on it for a frame stack alone.
-
-    Args:
-      network: network to unroll.
-      params: its parameters.
-      core: its core `[B, ...]` before the first time step.
-      timestep: time steps `[T, B, ...]`.
-      burn_in: number of time steps of the burn-in.
-
-    Returns:
-      `[T - burn_in, B, ...]`.
+    The burn-in, the first `burn_in` of the time steps `[T, B, ...]`, only updates the core
+    `[B, ...]`. No gradient passes through it, and no encoder runs on it for a frame stack alone.
     """
     if burn_in:
         before = jax.tree.map(lambda x: x[:burn_in], timestep)
@@ -407,17 +398,10 @@ def unroll_in_parts(
     timestep: types.TimeStep,
     read: Callable[[Any], jax.Array],
 ) -> jax.Array:
-    """Returns `read(output)` of all time steps, computed in parts for long rollouts of images.
+    """Returns `read(output)` of all time steps `[T, B, ...]`, after the core `[B, ...]`.
 
-    It is not meant to be differentiated. Activations of 256 x 128 Atari frames would take gigabytes
-    at once.
-
-    Args:
-      network: network to unroll.
-      params: its parameters.
-      core: its core `[B, ...]` before the first time step.
-      timestep: time steps `[T, B, ...]`.
-      read: function of the outputs `[T, B, ...]`.
+    It is computed in parts for long rollouts of images, because activations of 256 x 128 Atari
+    frames would take gigabytes at once. It is not meant to be differentiated.
     """
     length = timestep.step_type.shape[0]
     parts = -(-parallel.num_bytes(timestep.observation) // _BYTES_AT_ONCE)

@@ -33,11 +33,7 @@ class _Module(nn.Module):
     def __call__(self, states, observation, first, key=None):
         """Returns values `[T, B, A]`, or logits `[T, B, A, Z]`, and the states after it.
 
-        Args:
-          states: state of the torso.
-          observation: `[T, B, ...]`.
-          first: bool `[T, B]`, where episodes begin.
-          key: `[B]` typed keys, if it is noisy; None for no noise.
+        With keys `[B]`, the heads are noisy.
         """
         features, state = self.torso(states[0], observation, first)
         keys = _split(key)
