@@ -3,13 +3,15 @@
 Axis legend: `B` streams, `A` actions.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from agents import options
+from agents import optimization, options
 from agents.networks import encoders, heads
 from podracers import types
 
@@ -61,17 +63,32 @@ def epsilon_greedy(
 
 
 def ladder(env_id: jax.Array, num_envs: int, base: float = 0.4, exponent: float = 7.0) -> jax.Array:
-    """Returns the epsilons `[B]` of streams that explore to different degrees.
+    """Returns the epsilons `[B]` of the streams `env_id`, which explore to different degrees.
 
-    `base ** (1 + exponent * i / (N - 1))`, Horgan et al., "Distributed Prioritized Experience
-    Replay", 2018, https://arxiv.org/abs/1803.00933.
-
-    Args:
-      env_id: int32 `[B]`, global indices.
-      num_envs: `N`, streams in all.
-      base: epsilon of the first stream.
-      exponent: the last stream has `base ** (1 + exponent)`.
+    They are `base ** (1 + exponent * i / (N - 1))` of the global index `i` out of `N = num_envs`;
+    Horgan et al., "Distributed Prioritized Experience Replay", 2018,
+    https://arxiv.org/abs/1803.00933.
     """
     # A table, not a formula, so that every compiler gives the same numbers.
     portion = np.arange(num_envs) / max(num_envs - 1, 1)
     return jnp.asarray(base ** (1.0 + exponent * portion), jnp.float32)[env_id]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class EpsilonGreedy(options.Optimized):
+    """Options and acting of agents with one epsilon for all streams; see `agents.options`."""
+
+    epsilon: float = options.fraction(0.05)
+    epsilon_steps: int = options.count(10_000)
+    evaluation_epsilon: float = options.fraction(0.0)
+
+    def actor_params(self, learner: optimization.Learner) -> ActorParams:
+        """Returns the parameters, the statistics of the observations, and epsilon."""
+        epsilon = optax.linear_schedule(1.0, self.epsilon, self.epsilon_steps)
+        return ActorParams(learner.params, learner.normalizer, epsilon(learner.agent_steps))
+
+    def _explore(self, params: ActorParams, q_values, observation, key, evaluation: bool):
+        """Returns the actions of `epsilon_greedy`, and `Extras`."""
+        epsilon = self.evaluation_epsilon if evaluation else params.epsilon
+        action = epsilon_greedy(q_values, observation, epsilon, key)
+        return action, Extras(best_q_value(q_values, observation))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents import networks
+from agents import networks, options
 from agents.networks import encoders, heads, layers
 from podracers import environment, types
 
@@ -37,24 +37,12 @@ def zero_action(action_spec: specs.BoundedArray, batch_size: int) -> jax.Array:
     return jnp.zeros((batch_size, *action_spec.shape), dtype)
 
 
-def extended_spec(spec: environment.EnvironmentSpec) -> environment.EnvironmentSpec:
-    """Returns the spec with the observations of `extended`."""
-    action = jax.eval_shape(lambda: _features(zero_action(spec.action, 1), spec.action))
-    observation = _beside(
-        spec.observation, specs.Array(action.shape[1:], np.float32), specs.Array((), np.float32)
-    )
-    return dataclasses.replace(spec, observation=observation)
-
-
 def extended(
     timestep: types.TimeStep, action: jax.Array, action_spec: specs.BoundedArray
 ) -> types.TimeStep:
-    """Returns time steps with the previous action and reward in their observations.
+    """Returns time steps `[..., B]` with the previous action and reward in their observations.
 
-    Args:
-      timestep: `[..., B]`, with preprocessed rewards.
-      action: `[..., B, ...]`, the environment's action before each time step.
-      action_spec: action specification of the environment.
+    Rewards are preprocessed; `action` is the environment's, before each time step.
     """
     first = timestep.first()
     action = jnp.where(first[..., None], 0.0, _features(action, action_spec))
@@ -104,7 +92,12 @@ class Inputs:
 
     @functools.cached_property
     def _network_spec(self) -> environment.EnvironmentSpec:
-        return extended_spec(self.spec) if self._is_extended else self.spec
+        if not self._is_extended:
+            return self.spec
+        action_spec, reward = self.spec.action, specs.Array((), np.float32)
+        shape = jax.eval_shape(lambda: _features(zero_action(action_spec, 1), action_spec)).shape
+        observation = _beside(self.spec.observation, specs.Array(shape[1:], np.float32), reward)
+        return dataclasses.replace(self.spec, observation=observation)
 
     @functools.cached_property
     def _is_extended(self) -> bool:
@@ -140,3 +133,34 @@ class Inputs:
             return rollout.timestep
         action = jnp.concatenate([rollout.actor_state.action[None], rollout.action])
         return extended(rollout.timestep, action, self.spec.action)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class NetworkAgent(options.Optimized):
+    """Network of agents with an option `network`, a function of the spec and of `_outputs`."""
+
+    @property
+    def previous_action_and_reward(self) -> bool | None:
+        """See `Inputs`."""
+        return None
+
+    @property
+    def _outputs(self) -> Any:
+        """The argument of `network` that decides its outputs."""
+        return self.spec.num_actions
+
+    @functools.cached_property
+    def _inputs(self) -> Inputs:
+        """The network with its inputs."""
+        make = functools.partial(options.make, self, "network")
+        previous = self.previous_action_and_reward
+        return Inputs(self.spec, lambda spec: make(spec, self._outputs), previous)
+
+    @property
+    def net(self) -> Any:
+        """The network that the option `network` makes."""
+        return self._inputs.network
+
+    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
+        """Returns the cores of `B` streams, and the previous actions that the network sees."""
+        return self._inputs.initial_state(env_id.shape[0])

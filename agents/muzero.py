@@ -126,12 +126,9 @@ class MuZero(planning.SearchAgent):
         return self._reanalyzed(learner.params, sample, is_due)
 
     def _reanalyzed(self, params, sample: replay.Sample, is_due: jax.Array) -> replay.Sample:
-        """Returns the sample of preprocessed time steps, with new searches where `is_due`.
+        """Returns the sample of preprocessed time steps, with new searches by `params` if `is_due`.
 
-        Args:
-          params: parameters to search with.
-          sample: `L` transitions of each sequence.
-          is_due: bool, equal on all devices.
+        `is_due` is equal on all devices.
         """
         # With fresh values only the policies of the unrolled steps are learnt.
         end = self._burn_in + self.unroll_steps + 1 if self.fresh_values else -1

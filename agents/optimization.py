@@ -119,13 +119,10 @@ class Optimizer:
 def annealed(
     initial: float, final: float | None, anneal_steps: float | None, agent_steps: jax.Array
 ) -> jax.Array:
-    """Returns a number that changes linearly with the agent steps, a float32 scalar.
+    """Returns a float32 scalar that changes linearly from `initial` to `final`.
 
-    Args:
-      initial: value at the beginning.
-      final: value from `anneal_steps` on; None for a constant one.
-      anneal_steps: length of the schedule in agent steps, over all streams; None if constant.
-      agent_steps: agent steps so far, over all streams.
+    It arrives after `anneal_steps` agent steps over all streams; it is constant where this number
+    or `final` is None.
     """
     if final is None or anneal_steps is None:
         return jnp.float32(initial)
@@ -179,13 +176,7 @@ class Learner(NamedTuple):
 
     @classmethod
     def create(cls, train_state: TrainState, target: types.PyTree, normalizer: Any) -> "Learner":
-        """Returns the learner before the first rollout.
-
-        Args:
-          train_state: fresh parameters and the state of their optimizer.
-          target: the part of the parameters that has target parameters.
-          normalizer: statistics of no observations.
-        """
+        """Returns the learner before the first rollout; `target` is a part of the parameters."""
         # Copies, because the learner's state is donated, and a buffer can be donated only once.
         target = jax.tree.map(jnp.copy, target)
         counters = (jnp.zeros((), dtype) for dtype in (jnp.int32, jnp.float32, jnp.int32))

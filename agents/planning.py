@@ -101,9 +101,13 @@ class SearchAgent(replay.ReplayAgent):
         return rollout._replace(actor_state=())
 
     def initial_priorities(self, normalizer, recent):
-        """Returns the priorities `[K, B]` of new sequences, from the values of the searches."""
-        timestep = self.preprocess.apply(normalizer, recent.timestep)
-        return initial_priorities(self, timestep, recent.extras, self._burn_in)
+        """Returns the errors of the searches' values against n-step returns; -1 from LAST on."""
+        timestep, value = self.preprocess.apply(normalizer, recent.timestep), recent.extras.value
+        count = timestep.reward.shape[0] - self.buffer.sequence_length  # K, new sequences
+        timestep = jax.tree.map(lambda x: x[:-1], timestep)
+        target = returns.n_step(timestep, value, self.gamma, self.n_steps)
+        error = jnp.where(returns.weights(timestep) > 0.0, jnp.abs(value[:-1] - target), -1.0)
+        return error[self._burn_in : self._burn_in + count]
 
 
 class Extras(NamedTuple):
@@ -172,25 +176,6 @@ def root(
     return mctx.RootFnOutput(prior_logits=prediction.policy, value=value, embedding=embedding)
 
 
-def initial_priorities(
-    agent: Any, timestep: types.TimeStep, extras: Extras, begin: int
-) -> jax.Array:
-    """Returns the errors of the search's values against n-step returns, `[K, B]`; -1 from LAST on.
-
-    Args:
-      agent: agent with `gamma`, `n_steps` and a replay of sequences of `L` transitions.
-      timestep: `[L + K, B]`, preprocessed; see `replay.Replay.add`.
-      extras: `[L + K - 1, B]`.
-      begin: first time step of a sequence that is trained on.
-    """
-    count = timestep.reward.shape[0] - agent.buffer.sequence_length  # K, new sequences
-    timestep = jax.tree.map(lambda x: x[:-1], timestep)
-    value = extras.value
-    target = returns.n_step(timestep, value, agent.gamma, agent.n_steps)
-    error = jnp.where(returns.weights(timestep) > 0.0, jnp.abs(value[:-1] - target), -1.0)
-    return error[begin : begin + count]
-
-
 def loss(
     predicted: Unrolled,
     target: Targets,
@@ -198,15 +183,7 @@ def loss(
     support: categorical.Support,
     value_cost: float,
 ) -> optimization.LossOutput:
-    """Returns the loss of sequences.
-
-    Args:
-      predicted: predictions of the learning parameters.
-      target: targets of the same steps; constants.
-      weight: `[N]` importance weights.
-      support: support of values and rewards.
-      value_cost: weight of the value loss.
-    """
+    """Returns the loss of sequences with importance weights `[N]`; targets must be constants."""
     unroll_steps = len(predicted.reward)
     # The root has the weight of all unrolled steps together.
     scale = jnp.where(jnp.arange(unroll_steps + 1) == 0, 1.0, 1.0 / max(unroll_steps, 1))

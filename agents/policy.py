@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import inputs, networks, optimization, options, preprocessing, returns
+from agents import inputs, networks, optimization, options, returns
 from agents.networks import encoders, heads, popart
-from podracers import environment, types
+from podracers import types
 
 
 class Learner(NamedTuple):
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ActorCritic(options.Learning):
+class ActorCritic(inputs.NetworkAgent, options.Learning):
     """Options and acting of agents with a policy and a value.
 
     A subclass has `_optimizer` and `update`, made of two parts that a variant replaces:
@@ -95,21 +95,9 @@ class ActorCritic(options.Learning):
         """The action head, which reads the network's policy output."""
         return heads.from_spec(self.spec.action, self.head)
 
-    @functools.cached_property
-    def _inputs(self) -> inputs.Inputs:
-        """The network with its inputs."""
-
-        def make(spec: environment.EnvironmentSpec) -> networks.Network:
-            return options.make(self, "network", spec, self.action_head)
-
-        return inputs.Inputs(self.spec, make, self.previous_action_and_reward)
-
-    @functools.cached_property
-    def net(self) -> networks.Network:
-        """The network that the option `network` makes; its output is an `ActorCriticOutput`."""
-        return self._inputs.network
-
-    preprocess = functools.cached_property(preprocessing.of)
+    @property
+    def _outputs(self) -> heads.ActionHead:
+        return self.action_head
 
     @property
     def _optimizer(self) -> optimization.Optimizer:
@@ -147,10 +135,6 @@ class ActorCritic(options.Learning):
     def init_memory(self, rollout: types.Rollout) -> Any:
         """Returns the running returns that normalise rewards; `()` without normalisation."""
         return self.preprocess.init_memory(rollout)
-
-    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
-        """Returns the core of the network and the previous action of `B` streams."""
-        return self._inputs.initial_state(env_id.shape[0])
 
     def actor_params(self, learner: Any) -> ActorParams:
         """Returns the parameters and the statistics of observations and returns."""

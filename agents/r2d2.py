@@ -59,7 +59,7 @@ class Extras(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class R2D2(replay.ReplayAgent):
+class R2D2(inputs.NetworkAgent, replay.ReplayAgent):
     """Recurrent replay DQN with gradient steps after each rollout as `replay.Replay` counts them.
 
     `replay.ReplayAgent` describes the options that are not listed here.
@@ -100,18 +100,6 @@ class R2D2(replay.ReplayAgent):
         largest = self.sequence_length - 2
         expected = f"an int from 0 to sequence_length - 2 = {largest}"
         options.expect(self, "burn_in", 0 <= self.burn_in <= largest, expected)
-
-    @functools.cached_property
-    def _inputs(self) -> inputs.Inputs:
-        """The network with its inputs."""
-        make = functools.partial(options.make, self, "network")
-        num_actions = self.spec.num_actions
-        return inputs.Inputs(self.spec, lambda spec: make(spec, num_actions), True)
-
-    @property
-    def net(self) -> networks.Network:
-        """The network that the option `network` makes."""
-        return self._inputs.network
 
     @functools.cached_property
     def buffer(self) -> replay.Replay:

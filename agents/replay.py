@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import networks, optimization, options, preprocessing, ring_buffer, sum_tree
+from agents import networks, optimization, options, ring_buffer, sum_tree
 from podracers import environment, errors, parallel, types
 
 _SHARDS = 8
@@ -61,11 +61,6 @@ class Sample(NamedTuple):
     weight: jax.Array  # [N] float32 importance weights of the losses; at most 1
     key: jax.Array  # [N] typed keys, the same on any number of devices
 
-    def preprocessed(self, preprocess: preprocessing.Preprocess, statistics: Any) -> "Sample":
-        """Returns the sample with observations and rewards to learn from."""
-        timestep = preprocess.apply(statistics, self.rollout.timestep)
-        return self._replace(rollout=self.rollout._replace(timestep=timestep))
-
 
 # `step(carry, memory, key) -> (carry, memory, metrics)`.
 Step = Callable[[Any, Memory, jax.Array], tuple[Any, Memory, dict[str, types.Mean]]]
@@ -84,8 +79,7 @@ class Replay:
     Attributes:
       capacity: `replay_capacity` of `ReplayAgent`, rounded down to whole rollouts.
       sequence_length: `L`, transitions.
-      batch_size: see `ReplayAgent`, as `priority_exponent`, `importance_exponent` and
-        `replay_ratio`.
+      batch_size: see `ReplayAgent`, as `priority_exponent` and `replay_ratio`.
       min_size: `min_replay` of `ReplayAgent`.
       learnt_states: states of each sequence that are trained on.
     """
@@ -94,7 +88,6 @@ class Replay:
     sequence_length: int
     batch_size: int
     priority_exponent: float = 0.0
-    importance_exponent: float = 0.0
     min_size: int = 1
     replay_ratio: float = 1.0
     learnt_states: int = 1
@@ -107,7 +100,6 @@ class Replay:
             sequence_length=sequence_length,
             batch_size=agent.batch_size,
             priority_exponent=agent.priority_exponent,
-            importance_exponent=agent.importance_exponent,
             min_size=agent.min_replay,
             replay_ratio=agent.replay_ratio,
             learnt_states=learnt_states,
@@ -211,11 +203,7 @@ class Replay:
         """Returns the number of gradient steps after a rollout, int32, equal on all devices.
 
         A mean that is no whole number is spread evenly over rollouts, in integer arithmetic.
-
-        Args:
-          memory: the replay, with that rollout.
-          rollout: `[T, B, ...]`, of this device.
-          update: int32, number of rollouts before it.
+        `memory` has the rollout, and `update` is the number of rollouts before it.
         """
         each = self.mean_gradient_steps(rollout.timestep.reward[1:].size * parallel.axis_size())
         whole, rest = divmod(each.numerator, each.denominator)
@@ -244,11 +232,7 @@ class Replay:
     ) -> None:
         """Raises a `UserError` if a run has no gradient step with a learning rate above 0.
 
-        Args:
-          agent: the agent whose replay this is, for its `anneal_steps` and its name.
-          num_envs: streams of all devices.
-          rollout_length: agent steps of each stream between updates.
-          num_updates: updates of the run.
+        `agent` is the one whose replay this is; see `agent.Agent` for the other arguments.
         """
         name, collected = type(agent).__name__, num_envs * rollout_length
         steps = max(self.sequence_length, -(-self.min_size // num_envs))  # agent steps of a stream
@@ -257,13 +241,11 @@ class Replay:
         # `floor(each * n)` gradient steps would follow `n` updates, without a wait.
         due = math.ceil((math.floor(each * (filled - 1)) + 1) / each)
         begin = collected * max(filled, due)  # agent steps before the first gradient step
-        limits: dict[str, tuple[float, int]] = {
-            "Experiment.total_steps": (num_updates * collected, begin)
-        }
-        if agent.anneal_steps is not None:
-            limits[f"{name}.anneal_steps"] = (agent.anneal_steps, begin + 1)
-        for option, (value, least) in limits.items():
-            if value < least:
+        for option, value, least in (
+            ("Experiment.total_steps", num_updates * collected, begin),
+            (f"{name}.anneal_steps", agent.anneal_steps, begin + 1),
+        ):
+            if value is not None and value < least:
                 raise errors.UserError(
                     f"{option}: expected at least {least:,}, got {value:,}; the first gradient "
                     f"step follows {begin:,} agent steps, by {name}.min_replay = {self.min_size}, "
@@ -326,14 +308,11 @@ class Replay:
 
     @_scope
     def sample(
-        self, memory: Memory, key: jax.Array, importance_exponent: jax.Array | None = None
+        self, memory: Memory, key: jax.Array, importance_exponent: jax.Array | float = 0.0
     ) -> Sample:
-        """Draws sequences, with replacement; only where `ready`.
+        """Draws sequences, with replacement, by one key for all devices; only where `ready`.
 
-        Args:
-          memory: the replay of this device.
-          key: one typed key, equal on all devices.
-          importance_exponent: a scalar that replaces the option; None to use the option.
+        `importance_exponent` is that of the importance weights; 1 corrects fully for priorities.
         """
         shards, local = self._deal(ring_buffer.num_streams(memory.ring))
         each = self.batch_size // parallel.axis_size() // shards  # sequences of a shard
@@ -345,8 +324,7 @@ class Replay:
         if self.priority_exponent:
             index, probability = sum_tree.draw(memory.priorities, shard, draw_keys)
             count = self._starts(memory)[1].astype(jnp.float32)
-            power = self.importance_exponent if importance_exponent is None else importance_exponent
-            weight = (count * (probability * local)) ** -power
+            weight = (count * (probability * local)) ** -importance_exponent
             # Weights of at most 1 in the global batch.
             weight /= jax.lax.pmax(jnp.max(weight), parallel.AXIS)
             item = Item(shard * local + index % local, index // local)  # as in `_set`
@@ -361,12 +339,9 @@ class Replay:
     def update_priorities(self, memory: Memory, item: Item, priority: jax.Array | None) -> Memory:
         """Gives sequences new priorities; does nothing where draws are uniform.
 
-        Args:
-          memory: the replay of this device.
-          item: items, such as those of a `Sample`.
-          priority: float32 of the same shape, usually absolute TD errors; negative for sequences
-            without anything to learn, which are not drawn again: their importance weights would be
-            the largest, and scale down all others. None where draws are uniform.
+        Priorities, in the shape of the items, are usually absolute TD errors; negative for
+        sequences without anything to learn, which are not drawn again: their importance weights
+        would be the largest, and scale down all others. None where draws are uniform.
         """
         if not self.priority_exponent:
             return memory
@@ -443,8 +418,6 @@ class ReplayAgent(options.Learning, options.Adam):
     replay_ratio: float = options.positive(8.0, most=1e6)
     priority_exponent: float = options.fraction(0.0)
     importance_exponent: float = options.fraction(0.0)
-
-    preprocess = functools.cached_property(preprocessing.of)
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
@@ -535,8 +508,13 @@ class ReplayAgent(options.Learning, options.Adam):
 
     def sample(self, learner: optimization.Learner, memory: Memory, key: jax.Array) -> Sample:
         """Returns a batch to learn from, with preprocessed time steps."""
-        sample = self.buffer.sample(memory, key)
-        return sample.preprocessed(self.preprocess, learner.normalizer)
+        sample = self.buffer.sample(memory, key, self.importance_exponent_at(learner.agent_steps))
+        timestep = self.preprocess.apply(learner.normalizer, sample.rollout.timestep)
+        return sample._replace(rollout=sample.rollout._replace(timestep=timestep))
+
+    def importance_exponent_at(self, agent_steps: jax.Array) -> jax.Array | float:
+        """Returns the exponent of the importance weights after `agent_steps`."""
+        return self.importance_exponent
 
     def target_params(self, params: types.PyTree) -> types.PyTree:
         """Returns the part of the parameters that has target parameters."""
@@ -546,10 +524,8 @@ class ReplayAgent(options.Learning, options.Adam):
 def sequence_priority(error: jax.Array, weight: jax.Array, mix: float) -> jax.Array:
     """Returns the priorities `[B]` of sequences, those of Kapturowski et al. 2019.
 
-    Args:
-      error: `[T, B]` of the steps that are trained on.
-      weight: `[T, B]`; 0 where a step is excluded.
-      mix: weight of the largest error; the mean has the rest.
+    They mix the largest error `[T, B]`, with weight `mix`, and the mean. Steps of `weight` 0 are
+    excluded.
     """
     size = jnp.abs(error) * weight
     mean = jnp.sum(size, axis=0) / jnp.maximum(jnp.sum(weight, axis=0), 1.0)

@@ -38,7 +38,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import inputs, optimization, options, preprocessing, replay, returns
+from agents import inputs, networks, optimization, options, preprocessing, replay, returns
 from agents.networks import encoders
 from agents.networks import sac as sac_networks
 from podracers import types
@@ -64,7 +64,7 @@ class _PolicyInput(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class SAC(replay.ReplayAgent):
+class SAC(inputs.NetworkAgent, replay.ReplayAgent):
     """Soft actor-critic with gradient steps after each rollout as `replay.Replay` counts them.
 
     `replay.ReplayAgent` describes the options that are not listed here. Target parameters are those
@@ -130,16 +130,9 @@ class SAC(replay.ReplayAgent):
     def action_head(self) -> sac_networks.SACHead:
         return sac_networks.head_from_spec(self.spec)
 
-    @functools.cached_property
-    def _inputs(self) -> inputs.Inputs:
-        """The network with its inputs."""
-        make = functools.partial(options.make, self, "network")
-        return inputs.Inputs(self.spec, lambda spec: make(spec, self.action_head))
-
     @property
-    def net(self) -> sac_networks.SACNetwork:
-        """The network that the option `network` makes."""
-        return self._inputs.network
+    def _outputs(self) -> sac_networks.SACHead:
+        return self.action_head
 
     @property
     def _target_entropy(self) -> float:
@@ -205,8 +198,11 @@ class SAC(replay.ReplayAgent):
         observation, core = self.net.observe(params.encoder, core, timestep)
         features = self.net.encode(params.encoder, observation)
         outputs = self.net.outputs(params.policy, features)
-        greedy = bool(evaluation and self.greedy_evaluation)
-        action = self.action_head.act(outputs, mask, key, mode=greedy)
+        if evaluation and self.greedy_evaluation:
+            raw = self.action_head.mode(outputs, mask)
+        else:
+            raw = self.action_head.sample(outputs, mask, key)
+        action = self.action_head.to_action(raw)
         if self.random_steps and not evaluation:
             random = self.action_head.random(mask, key)
             action = jnp.where(params.is_random, random, action)
@@ -282,7 +278,8 @@ class SAC(replay.ReplayAgent):
 
     def _observations(self, critic, sample, shift_keys) -> types.PyTree:
         """Returns the inputs `[U + 1, N, ...]` of the encoder, or the outputs of the core."""
-        after = functools.partial(self.net.observe_after, critic, burn_in=self._num_earlier)
+        network, params = self.net.memory, critic.get("encoder", {})
+        after = functools.partial(networks.unroll_after, network, params, burn_in=self._num_earlier)
         shift = jax.vmap(lambda x, key: preprocessing.random_shifts(x, self.random_shift, key))
         timestep = self._inputs.of_rollout(sample.rollout)
         shape = timestep.reward.shape
@@ -290,7 +287,8 @@ class SAC(replay.ReplayAgent):
             return shift(after(self.net.initial_core(shape[1]), timestep), shift_keys)
         core, timestep = self.net.memory.prepare(sample.rollout.actor_state.core, timestep)
         keys = jnp.broadcast_to(shift_keys[0, : shape[1]], shape)  # one shift of a sequence
-        return after(core, timestep._replace(observation=shift(timestep.observation, keys)))
+        timestep = timestep._replace(observation=shift(timestep.observation, keys))
+        return after(core, timestep)
 
     def targets(self, timestep, soft_value):
         """Returns the targets `[R]` of the values of the chosen actions.

@@ -48,9 +48,7 @@ class Continuous(heads.TanhGaussian):
     most_target_entropy = math.log(2.0)  # entropy of the uniform policy
     default_greedy_evaluation = True  # the mean action, as published
 
-    def act(self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array, mode: bool):
-        """Returns an action of each row for the environment; the most probable if `mode`."""
-        raw = self.mode(outputs, mask) if mode else self.sample(outputs, mask, key)
+    def to_action(self, raw: jax.Array) -> jax.Array:
         return self._to_environment(jnp.tanh(raw))
 
     def random(self, mask: jax.Array | None, key: jax.Array) -> jax.Array:
@@ -99,9 +97,6 @@ class Discrete(heads.Categorical):
     default_target_entropy = 0.98
     most_target_entropy = 1.0
     default_greedy_evaluation = False
-
-    def act(self, outputs, mask, key, mode):
-        return self.mode(outputs, mask) if mode else self.sample(outputs, mask, key)
 
     def random(self, mask, key):
         noise = jax.vmap(lambda k: jax.random.uniform(k, (self.num_values,)))(key)
@@ -296,13 +291,6 @@ class SACNetwork:
     ) -> tuple[types.PyTree, Any]:
         """Returns the input of `encode` for a time step `[B, ...]`, and the core after it."""
         return self.memory.step(critic.get("encoder", {}), core, timestep)
-
-    def observe_after(
-        self, critic: types.PyTree, core: Any, timestep: types.TimeStep, burn_in: int
-    ) -> types.PyTree:
-        """Returns the inputs of `encode` for `[T, B, ...]` without the first `burn_in`."""
-        encoder = critic.get("encoder", {})
-        return networks.unroll_after(self.memory, encoder, core, timestep, burn_in)
 
     def encode(self, critic: types.PyTree, observation: types.PyTree) -> types.PyTree:
         """Returns features `[N, ...]`, or the input where `critic` has no encoder."""

@@ -46,7 +46,7 @@ def test_the_previous_action_and_reward_are_zero_at_the_start_of_an_episode(acti
 )
 def test_the_spec_fits_the_inputs_and_masks_stay_outermost(actions, masked):
     environment = streams.RandomEpisodes(actions=actions, masked=masked)
-    spec = inputs.extended_spec(environment.spec)
+    spec = inputs.Inputs(environment.spec, lambda spec: spec, True).network
     zero = inputs.zero_action(environment.spec.action, 5)
     head = heads.from_spec(environment.spec.action)
     chosen = head.to_action(head.mode(jnp.zeros((5, head.num_outputs)), None))

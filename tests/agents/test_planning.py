@@ -5,6 +5,7 @@ Axis legend: `T` time, `N` sequences, `K` unrolled steps, `A` actions.
 
 import dataclasses
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -164,7 +165,8 @@ def test_initial_priorities_are_those_of_the_states_after_the_burn_in(made):
     count = len(timestep.reward) - agent.buffer.sequence_length
     assert count == 1
     for begin in (0, 2):
-        found = planning.initial_priorities(agent, timestep, extras, begin)
+        with mock.patch.object(muzero.MuZero, "_burn_in", begin):
+            found = agent.initial_priorities((), sample.rollout)
         np.testing.assert_allclose(found, error[begin : begin + count], rtol=1e-5)
 
 

@@ -50,8 +50,8 @@ class Case(NamedTuple):
     @property
     def replay(self) -> replay.Replay:
         capacity = self.capacity * self.num_streams + self.spare
-        exponents = (ALPHA, BETA) if self.prioritized else ()
-        return replay.Replay(capacity, self.length, self.drawn, *exponents)
+        exponent = ALPHA if self.prioritized else 0.0
+        return replay.Replay(capacity, self.length, self.drawn, exponent)
 
 
 CASES = {
@@ -132,7 +132,7 @@ def _compiled(case: Case):
 
     def step(memory, rollout, key):
         memory = buffer.add(memory, rollout, priority_fn)
-        sample, ready = buffer.sample(memory, key), buffer.ready(memory)
+        sample, ready = buffer.sample(memory, key, BETA), buffer.ready(memory)
         second = _second_priority(sample.rollout.action[0])
         written = buffer.update_priorities(memory, sample.item, second)
         memory = jax.tree.map(lambda x, y: jnp.where(ready, x, y), written, memory)
