@@ -40,11 +40,8 @@ def epsilon_greedy(
 ) -> jax.Array:
     """Returns the best legal action, or with probability `epsilon` any legal one, int32 `[B]`.
 
-    Args:
-      q_values: `[B, A]`.
-      observation: `[B, *]`; its action mask, if it has one, marks the legal actions.
-      epsilon: `[B]` or a scalar, in `[0, 1]`.
-      key: `[B]` typed keys.
+    The action mask of the observation, if it has one, marks the legal ones of the actions
+    `[B, A]`; `epsilon` is `[B]` or a scalar, and there is a key `[B]` for each stream.
     """
     # Networks with `num_atoms` return logits [B, A, Z], of which DQN takes the mean.
     if len(getattr(q_values, "shape", ())) != 2:

@@ -11,7 +11,6 @@ Axis legend: `T` time, `B` streams, `D` parts of a multi-discrete action, `F` fe
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -71,24 +70,24 @@ def _beside(observation: types.PyTree, action: Any, reward: Any) -> dict[str, An
     return inputs if mask is None else {**inputs, environment.ACTION_MASK: mask}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Inputs:
-    """A network, and its inputs from time steps after preprocessing.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class NetworkAgent(options.Optimized):
+    """Agents whose option `network` is a function of a specification and of `_outputs`."""
 
-    Attributes:
-      spec: specification of the environment.
-      make_network: returns the network for observations of a specification.
-      previous_action_and_reward: whether it gets both; None if only a recurrent network does.
-    """
+    @property
+    def previous_action_and_reward(self) -> bool | None:
+        """Whether the network gets both; None if only a recurrent network does."""
+        return None
 
-    spec: environment.EnvironmentSpec
-    make_network: Callable[[environment.EnvironmentSpec], Any]
-    previous_action_and_reward: bool | None = None
+    @property
+    def _outputs(self) -> Any:
+        """The argument of `network` that decides its outputs."""
+        return self.spec.num_actions
 
     @functools.cached_property
-    def network(self) -> Any:
-        """The network."""
-        return self.make_network(self._network_spec)
+    def net(self) -> Any:
+        """The network that the option `network` makes."""
+        return options.make(self, "network", self._network_spec, self._outputs)
 
     @functools.cached_property
     def _network_spec(self) -> environment.EnvironmentSpec:
@@ -102,29 +101,30 @@ class Inputs:
     @functools.cached_property
     def _is_extended(self) -> bool:
         if self.previous_action_and_reward is None:
-            return self.make_network(self.spec).is_recurrent
+            return options.make(self, "network", self.spec, self._outputs).is_recurrent
         return self.previous_action_and_reward
 
-    def init(self, key: jax.Array) -> types.PyTree:
+    def init_params(self, key: jax.Array) -> types.PyTree:
         """Returns fresh parameters of the network."""
-        return self.network.init(key, networks.zero_timestep(self._network_spec))
+        return self.net.init(key, networks.zero_timestep(self._network_spec))
 
-    def initial_state(self, batch_size: int) -> ActorState:
-        """Returns the actor state of `B` streams before their first time step."""
+    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
+        """Returns the cores of `B` streams, and the previous actions that the network sees."""
+        batch_size = env_id.shape[0]
         action = zero_action(self.spec.action, batch_size) if self._is_extended else ()
-        return ActorState(self.network.initial_core(batch_size), action)
+        return ActorState(self.net.initial_core(batch_size), action)
 
-    def next_state(self, core: Any, action: jax.Array) -> ActorState:
+    def _next_state(self, core: Any, action: jax.Array) -> ActorState:
         """Returns the actor state of `B` streams after an action `[B, ...]`."""
         return ActorState(core, action if self._is_extended else ())
 
-    def of_step(self, actor_state: Any, timestep: types.TimeStep) -> types.TimeStep:
+    def _step_inputs(self, actor_state: Any, timestep: types.TimeStep) -> types.TimeStep:
         """Returns time steps `[B]` with the network's inputs in acting."""
         if not self._is_extended:
             return timestep
         return extended(timestep, actor_state.action, self.spec.action)
 
-    def of_rollout(self, rollout: types.Rollout) -> types.TimeStep:
+    def _rollout_inputs(self, rollout: types.Rollout) -> types.TimeStep:
         """Returns the time steps `[T + 1, B]` of a rollout with the network's inputs in acting.
 
         The rollout's `actor_state` holds the action before its first time step.
@@ -133,34 +133,3 @@ class Inputs:
             return rollout.timestep
         action = jnp.concatenate([rollout.actor_state.action[None], rollout.action])
         return extended(rollout.timestep, action, self.spec.action)
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class NetworkAgent(options.Optimized):
-    """Network of agents with an option `network`, a function of the spec and of `_outputs`."""
-
-    @property
-    def previous_action_and_reward(self) -> bool | None:
-        """See `Inputs`."""
-        return None
-
-    @property
-    def _outputs(self) -> Any:
-        """The argument of `network` that decides its outputs."""
-        return self.spec.num_actions
-
-    @functools.cached_property
-    def _inputs(self) -> Inputs:
-        """The network with its inputs."""
-        make = functools.partial(options.make, self, "network")
-        previous = self.previous_action_and_reward
-        return Inputs(self.spec, lambda spec: make(spec, self._outputs), previous)
-
-    @property
-    def net(self) -> Any:
-        """The network that the option `network` makes."""
-        return self._inputs.network
-
-    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
-        """Returns the cores of `B` streams, and the previous actions that the network sees."""
-        return self._inputs.initial_state(env_id.shape[0])

@@ -80,7 +80,7 @@ class PQN(inputs.NetworkAgent, options.Learning, options.Adam, exploration.Epsil
         return optimization.Optimizer.of(self, optax.scale_by_radam(eps=self.adam_epsilon))
 
     def init_learner(self, key):
-        train_state = self._optimizer.init(self._inputs.init(key))
+        train_state = self._optimizer.init(self.init_params(key))
         normalizer = self.preprocess.init(self.spec.observation)
         return optimization.Learner.create(train_state, (), normalizer)
 
@@ -91,17 +91,17 @@ class PQN(inputs.NetworkAgent, options.Learning, options.Adam, exploration.Epsil
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Takes the best legal action, or with probability epsilon a random one."""
         timestep = self.preprocess.apply(params.normalizer, timestep)
-        timestep = self._inputs.of_step(actor_state, timestep)
+        timestep = self._step_inputs(actor_state, timestep)
         q_values, core = self.net.step(params.params, actor_state.core, timestep)
         observation = timestep.observation
         action, extras = self._explore(params, q_values, observation, key, evaluation)
-        return action, self._inputs.next_state(core, action), extras
+        return action, self._next_state(core, action), extras
 
     def update(self, state, rollout, key):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
         learner = state.learner
         timestep = self.preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
-        timestep = self._inputs.of_rollout(rollout._replace(timestep=timestep))
+        timestep = self._rollout_inputs(rollout._replace(timestep=timestep))
         core, timestep = self.net.prepare(rollout.actor_state.core, timestep)
         values = self._values(learner.params, core, timestep, rollout.extras)
         target = self.targets(timestep, values)

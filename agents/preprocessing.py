@@ -250,12 +250,8 @@ def random_shifts(observation: types.PyTree, pixels: int, key: jax.Array) -> typ
     Kostrikov, Yarats and Fergus, "Image Augmentation Is All You Need: Regularizing Deep
     Reinforcement Learning from Pixels", 2020, https://arxiv.org/abs/2004.13649. The nearest pixels
     of the edge fill the gap. All channels (and stacked frames) of an image and all images of one
-    observation are shifted alike; other leaves are unchanged.
-
-    Args:
-      observation: leaves `[N, ...]`.
-      pixels: largest shift; all shifts from `-pixels` to `pixels` are equally probable; 0 for none.
-      key: `[N]` typed keys.
+    observation `[N, ...]` are shifted alike; other leaves are unchanged. All shifts from `-pixels`
+    to `pixels` are equally probable. There is a key `[N]` for each observation.
     """
     if not pixels:
         return observation

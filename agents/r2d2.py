@@ -106,18 +106,14 @@ class R2D2(inputs.NetworkAgent, replay.ReplayAgent):
         learnt_states = self.sequence_length - self.burn_in
         return replay.Replay.of(self, self.sequence_length, learnt_states)
 
-    def init_params(self, key):
-        return self._inputs.init(key)
-
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores, previous actions and epsilons of `B` streams."""
-        count = env_id.shape[0]
-        epsilon = jnp.full((count,), self.evaluation_epsilon)
+        epsilon = jnp.full(env_id.shape, self.evaluation_epsilon)
         if not evaluation:
             ladder = exploration.ladder
             epsilon = ladder(env_id, num_envs, self.epsilon_base, self.epsilon_exponent)
-        action = inputs.zero_action(self.spec.action, count)
-        return ActorState(self.net.initial_core(count), action, epsilon)
+        state = super().init_actor(env_id, num_envs)
+        return ActorState(state.core, state.action, epsilon)
 
     def actor_params(self, learner):
         """Returns the parameters, and the statistics of the observations."""
@@ -126,7 +122,7 @@ class R2D2(inputs.NetworkAgent, replay.ReplayAgent):
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Takes the best legal action, or with probability epsilon a random one."""
         timestep = self.preprocess.apply(params.normalizer, timestep)
-        timestep = self._inputs.of_step(actor_state, timestep)
+        timestep = self._step_inputs(actor_state, timestep)
         q_values, core = self.net.step(params.params, actor_state.core, timestep)
         action = exploration.epsilon_greedy(
             q_values, timestep.observation, actor_state.epsilon, key
@@ -161,7 +157,7 @@ class R2D2(inputs.NetworkAgent, replay.ReplayAgent):
 
     def _values(self, params: types.PyTree, sample: replay.Sample) -> jax.Array:
         """Returns rescaled values `[U + 1, N, A]`."""
-        timestep = self._inputs.of_rollout(sample.rollout)
+        timestep = self._rollout_inputs(sample.rollout)
         core = sample.rollout.actor_state.core
         return networks.unroll_after(self.net, params, core, timestep, self.burn_in)
 

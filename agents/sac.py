@@ -177,7 +177,7 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the latest frames of `B` streams, or cores and previous actions with a core."""
-        actor_state = self._inputs.initial_state(env_id.shape[0])
+        actor_state = super().init_actor(env_id, num_envs)
         return actor_state if self.net.is_recurrent else actor_state.core
 
     def actor_params(self, learner):
@@ -192,7 +192,7 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
         """Samples an action, or takes the mode (see `greedy_evaluation`)."""
         mask = encoders.action_mask(timestep.observation)
         timestep = self.preprocess.apply(params.normalizer, timestep)
-        timestep = self._inputs.of_step(actor_state, timestep)
+        timestep = self._step_inputs(actor_state, timestep)
         recurrent = self.net.is_recurrent
         core = actor_state.core if recurrent else actor_state
         observation, core = self.net.observe(params.encoder, core, timestep)
@@ -206,7 +206,7 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
         if self.random_steps and not evaluation:
             random = self.action_head.random(mask, key)
             action = jnp.where(params.is_random, random, action)
-        return action, self._inputs.next_state(core, action) if recurrent else core, ()
+        return action, self._next_state(core, action) if recurrent else core, ()
 
     def stored(self, rollout):
         """Returns the part of a rollout that replay stores: with a core, the actor state, too."""
@@ -281,7 +281,7 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
         network, params = self.net.memory, critic.get("encoder", {})
         after = functools.partial(networks.unroll_after, network, params, burn_in=self._num_earlier)
         shift = jax.vmap(lambda x, key: preprocessing.random_shifts(x, self.random_shift, key))
-        timestep = self._inputs.of_rollout(sample.rollout)
+        timestep = self._rollout_inputs(sample.rollout)
         shape = timestep.reward.shape
         if not self.net.is_recurrent:
             return shift(after(self.net.initial_core(shape[1]), timestep), shift_keys)

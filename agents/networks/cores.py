@@ -184,13 +184,8 @@ def _linear_scan(
 
     A reset is a decay of 0, so episodes need no other operator than `jax.lax.associative_scan`'s;
     Lu et al., "Structured State Space Models for In-Context Reinforcement Learning", 2023,
-    https://arxiv.org/abs/2303.03982.
-
-    Args:
-      state: `h` before the first step, `[B, H]`.
-      decay: `[T, B, H]`, of absolute value 1 or less.
-      inputs: `[T, B, H]`.
-      first: `[T, B]` bool; `h[t - 1]` counts as 0 where it is true.
+    https://arxiv.org/abs/2303.03982. `h` before the first step is `state` `[B, H]`, and counts as 0
+    where `first` `[T, B]` is true; absolute values of `decay` are 1 or less.
     """
 
     def combine(earlier: tuple, later: tuple) -> tuple:

@@ -55,14 +55,11 @@ class Network(Protocol):
         """Returns outputs `[T, B, ...]` and the core after them; equals a scan of `step`."""
 
     def prepare(self, core: Any, timestep: types.TimeStep) -> tuple[Any, types.TimeStep]:
-        """Moves the frames of the core into the observations; recurrent states stay in it.
+        """Moves the frames of the core `[B, ...]` into the observations `[T, B, ...]`.
 
         Agents that learn from time steps more than once call it first. The outputs of `unroll` stay
-        the same. If not `is_recurrent`, each time step then stands alone, and the core is empty.
-
-        Args:
-          core: `[B, ...]` before the first time step.
-          timestep: `[T, B, ...]`.
+        the same. Recurrent states stay in the core; without them, each time step then stands alone,
+        and the core is empty.
         """
 
 
@@ -135,14 +132,7 @@ class Composed:
         return jax.tree.map(lambda x: x[0], output), core
 
     def unroll(self, params, core, timestep, key=None):
-        """Returns outputs `[T, B, ...]` and the core after them.
-
-        Args:
-          params: parameters.
-          core: `[B, ...]`.
-          timestep: `[T, B, ...]`.
-          key: `[B]` typed keys for a module that is noisy; None for no noise, and for others.
-        """
+        """See `Network`; `key` `[B]` is for a module that is noisy, and None for no noise."""
         observation, states, frames = self._inputs(core, timestep)
         noise = () if key is None else (key,)
         output, states = apply(
