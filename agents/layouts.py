@@ -72,10 +72,8 @@ def pack(frames: jax.Array) -> jax.Array:
     """Returns frames, on a TPU as words, `[..., H / 4, W / 4, 4 * C]` uint32: columns of 4 x 4.
 
     A TPU pads channels to tiles, and computes in words of 32 bits: packed, frames of bytes take a
-    quarter of the memory, and are stacked and selected in a quarter of the cycles.
-
-    Args:
-      frames: bytes with two leading axes, `[..., H, W, C]`; any other leaf is returned as it is.
+    quarter of the memory, and are stacked and selected in a quarter of the cycles. A leaf that is
+    not bytes with two leading axes, `[..., H, W, C]`, is returned as it is.
     """
     is_bytes = frames.dtype == jnp.uint8 and frames.ndim == 5
     if not _on_tpu() or not is_bytes or any(size % 4 for size in frames.shape[2:4]):

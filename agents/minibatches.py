@@ -56,16 +56,10 @@ def _require_divisor(num_minibatches: int, size: int, of: str) -> None:
 def over_streams(
     tree: types.PyTree, rows: types.PyTree, key: jax.Array, num_minibatches: int
 ) -> tuple[types.PyTree, types.PyTree]:
-    """Deals whole streams out to minibatches, for recurrent networks and for V-trace.
+    """Deals whole streams out to `M` minibatches, for recurrent networks and for V-trace.
 
-    Args:
-      tree: leaves `[T, B, ...]`.
-      rows: leaves `[B, ...]` of the streams, such as the memory before the first step.
-      key: one typed key, equal on all devices.
-      num_minibatches: `M`, which divides `B`.
-
-    Returns:
-      Leaves `[M, T, B / M, ...]` and `[M, B / M, ...]`.
+    Leaves `[T, B, ...]` become `[M, T, B / M, ...]`, and those of `rows`, such as the memory before
+    the first step, `[B, ...]` become `[M, B / M, ...]`. The key is equal on all devices.
     """
     batch = jax.tree.leaves(tree)[0].shape[1]
     whole = "environments of a device, because recurrent networks and V-trace learn whole streams"

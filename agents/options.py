@@ -163,14 +163,9 @@ def expect(agent: Any, name: str, holds: bool, expected: str) -> None:
 
 
 def make(agent: Any, name: str, *arguments: Any, **outputs: Any) -> Any:
-    """Returns the part that an agent's option `name`, a class or a function, makes.
+    """Returns the part that an agent's option `name`, a class or a function, makes when called.
 
-    Args:
-      agent: a dataclass.
-      name: option of the agent, annotated as `Callable[..., Kind]` or a union with it, such as
-        `network`.
-      *arguments: arguments of the call.
-      **outputs: further arguments, by name.
+    The option, such as `network`, is annotated as `Callable[..., Kind]` or a union with it.
 
     Raises:
       errors.UserError: the call fails, or its result is of another kind; one line with the option,

@@ -142,12 +142,8 @@ def targets(
 ) -> Targets:
     """Returns the targets of sequences; see the module's docstring for ends of episodes.
 
-    Args:
-      timestep: `[K + n + 1, N]`.
-      extras: `[K + n + 1, N]` of the same time steps.
-      gamma: the discount of the agent.
-      unroll_steps: `K`.
-      n_steps: steps of the returns, which bootstrap from the values in `extras`.
+    There are `K = unroll_steps` unrolled steps, and returns of `n = n_steps` steps that bootstrap
+    from the values in `extras`, which are `[K + n + 1, N]` as the time steps.
     """
     last = timestep.last()[: unroll_steps + 1]
     value = returns.n_step(timestep, extras.value, gamma, n_steps)[: unroll_steps + 1]

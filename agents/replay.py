@@ -106,10 +106,7 @@ class Replay:
         )
 
     def init(self, rollout: types.Rollout) -> Memory:
-        """Returns an empty memory.
-
-        Args:
-          rollout: a template `[T, B, ...]` of the rollouts; only shapes and dtypes are used.
+        """Returns an empty memory; of `rollout` `[T, B, ...]`, only shapes and dtypes are used.
 
         Raises:
           errors.UserError: the capacity is too small or too large, or the batch does not divide.

@@ -75,14 +75,10 @@ class Search:
         temperature: jax.Array | float,
         key: jax.Array,
     ) -> Plan:
-        """Searches for each stream.
+        """Searches for each stream, from its root `[B, ...]` and by its key `[B]`.
 
-        Args:
-          model: model of the environment.
-          root: `[B, ...]` prior logits, values and embeddings.
-          legal: bool `[B, A]`, or None where every action is legal.
-          temperature: temperature of the actions; 0 for the best action, without any noise.
-          key: `[B]` typed keys.
+        Legal actions are bool `[B, A]`, or None where every action is legal. The temperature is
+        that of the actions; 0 gives the best action, without any noise.
         """
         legal = jnp.ones(root.prior_logits.shape, bool) if legal is None else legal
         # Some environments allow no action in a final state: then all count as legal.

@@ -425,11 +425,8 @@ def stack_frames(
     filled with copies of the first frame. Frames are stacked on the last axis, oldest first:
     `[H, W, C]` becomes `[H, W, K * C]`, `[H, W]` becomes `[H, W, K]`, and `[F]` becomes `[K * F]`.
 
-    Args:
-      state: previous frames, `[B, K - 1, ...]`, oldest first.
-      observation: `[T, B, ...]`.
-      first: `[T, B]` bool.
-      num_frames: `K`.
+    `state` has the previous frames, `[B, K - 1, ...]`, oldest first; `observation` is
+    `[T, B, ...]`, and `first` `[T, B]`.
     """
     # Steps since the episode began, if that was after time 0; else more than any lag.
     time = jnp.arange(first.shape[0])[:, None]

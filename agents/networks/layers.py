@@ -69,13 +69,11 @@ class NoisyDense(nn.Module):
     Attributes:
       features: number of outputs, `O`.
       scale: scale of the orthogonal initializer of the mean.
-      deviation: initial standard deviation of each weight, times the root of `F`.
       num_cells: see `Dense`; each cell has noise of its own.
     """
 
     features: int
     scale: float = math.sqrt(2.0)
-    deviation: float = 0.5
     num_cells: int = 1
 
     @nn.compact
@@ -84,7 +82,7 @@ class NoisyDense(nn.Module):
         num_inputs = inputs.shape[-1]
         make = functools.partial(Dense, self.features, num_cells=self.num_cells)
         mean = make(self.scale, name="mean")(inputs)
-        constant = self.deviation / math.sqrt(num_inputs / self.num_cells)
+        constant = 0.5 / math.sqrt(num_inputs / self.num_cells)  # as published
         deviation = make(constant=constant, name="deviation")
         if key is None:
             if self.is_initializing():
@@ -165,11 +163,10 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Returns the convolution plus bias, `[N, H', W', O]`.
+        """Returns the convolution of images `[N, H, W, C]` plus bias, `[N, H', W', O]`.
 
-        Args:
-          images: `[N, H, W, C]`; floats, or bytes as 255ths; of `layouts.pack` for a stride of 4
-            without padding.
+        Images are floats, or bytes as 255ths; those of `layouts.pack` for a stride of 4 without
+        padding.
         """
         if self.is_initializing():
             errors.require_count(self, "features", "kernel", "stride")

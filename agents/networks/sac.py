@@ -243,8 +243,7 @@ class SACNetwork:
       critic: module, `critic(features, action)`, with a method `encode`.
       memory: network that stacks frames; with a core, the encoder and the core behind the stack,
         and then `critic.encoder` is None.
-      policy_keys: parts of a dict observation that the policy reads; None for everything.
-      critic_keys: the same of the critics; equal to `policy_keys` if they share an encoder.
+      policy_keys: see `sac_network`, as `critic_keys`.
     """
 
     spec: environment.EnvironmentSpec
