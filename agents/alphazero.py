@@ -21,12 +21,10 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from agents import networks, optimization, options, planning, replay
-from agents.networks import encoders
+from agents import networks, options, planning, replay
+from agents.networks import encoders, heads
 from agents.networks import muzero as muzero_networks
 from podracers import environment, errors, types
-
-_ILLEGAL = -1e9  # logit of illegal actions
 
 
 class _Node(NamedTuple):
@@ -68,12 +66,6 @@ class AlphaZero(planning.SearchAgent):
     def buffer(self) -> replay.Replay:
         return replay.Replay.of(self, self.n_steps + 1)
 
-    def init_learner(self, key):
-        params = self.net.init(key, networks.zero_timestep(self.spec))
-        train_state = self._optimizer.init(params)
-        normalizer = self.preprocess.init(environment.without_state(self.spec.observation))
-        return optimization.Learner.create(train_state, (), normalizer)
-
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns `()`."""
         return ()
@@ -103,10 +95,8 @@ class AlphaZero(planning.SearchAgent):
             row = self.preprocess.apply(params.normalizer, row)
             prediction, _ = self.net.step(params.params, (), row)
             reward, prediction = jax.tree.map(lambda x: x[0], (row.reward, prediction))
-            logits = prediction.policy
             mask = encoders.action_mask(timestep.observation)
-            if mask is not None:
-                logits = jnp.where(mask | ~jnp.any(mask), logits, _ILLEGAL)
+            logits = heads.legal_values(prediction.policy, mask)
             after = _Node(state, timestep.last(), self._support.decode(prediction.value), logits)
             # The successor of an ended node is the node itself, which changes no mean.
             after = jax.tree.map(lambda x, y: jnp.where(node.ended, x, y), node, after)
@@ -124,15 +114,10 @@ class AlphaZero(planning.SearchAgent):
         """Returns a rollout without the states of the environment, which only acting needs."""
         observation = environment.without_state(rollout.timestep.observation)
         timestep = rollout.timestep._replace(observation=observation)
-        return rollout._replace(timestep=timestep, actor_state=())
+        return super().stored(rollout._replace(timestep=timestep))
 
     def target_params(self, params):
         return ()
-
-    def initial_priorities(self, normalizer, recent: types.Rollout) -> jax.Array:
-        """Returns the priorities `[K, B]` of new sequences, from the values of the searches."""
-        timestep = self.preprocess.apply(normalizer, recent.timestep)
-        return planning.initial_priorities(self, timestep, recent.extras, begin=0)
 
     def targets(self, timestep, extras):
         """Returns the `planning.Targets` of the first state; see `planning.targets`."""

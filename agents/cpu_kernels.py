@@ -20,14 +20,11 @@ Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
 def max_pool(images: jax.Array) -> jax.Array:
-    """Returns the largest values of windows of 3 x 3, two apart, "SAME" padding.
+    """Returns the largest values of windows of 3 x 3 of `[C, H, W, N]`, two apart, "SAME" padding.
 
     Slices, first over rows and then over columns, take a twenty-fifth of the time of XLA's windows
     inside a scan, gradient included. Where two inputs are equal and largest, the slices share the
     gradient and XLA's form gives it to one.
-
-    Args:
-      images: `[C, H, W, N]`.
     """
     pads = jax.lax.padtype_to_pads(images.shape[1:3], (3, 3), (2, 2), "SAME")
     pooled = jnp.pad(images, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)

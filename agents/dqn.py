@@ -23,16 +23,15 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import optax
 import rlax
 
 from agents import exploration, networks, optimization, options, replay
-from agents.networks import heads, layers
+from agents.networks import encoders, heads, layers
 from podracers import types
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class DQN(replay.ReplayAgent):
+class DQN(replay.ReplayAgent, exploration.EpsilonGreedy):
     """Deep Q-network with gradient steps after each rollout as `replay.Replay` counts them.
 
     `replay.ReplayAgent` describes the options that are not listed here.
@@ -56,9 +55,6 @@ class DQN(replay.ReplayAgent):
     double: bool = True
     huber: float = options.positive(1.0)
     n_step: int = options.count(1)
-    epsilon: float = options.fraction(0.05)
-    epsilon_steps: int = options.count(10_000)
-    evaluation_epsilon: float = options.fraction(0.0)
     importance_steps: float | None = options.positive(None)
     target_period: int = options.count(2_000)
     target_rate: float = options.fraction(1.0)
@@ -86,21 +82,9 @@ class DQN(replay.ReplayAgent):
     def buffer(self) -> replay.Replay:
         return replay.Replay.of(self, self._num_earlier + self.n_step)
 
-    def init_learner(self, key):
-        params = self.net.init(key, networks.zero_timestep(self.spec))
-        normalizer = self.preprocess.init(self.spec.observation)
-        return optimization.Learner.create(self._optimizer.init(params), params, normalizer)
-
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores of `B` streams: their latest frames if the network stacks frames."""
         return self.net.initial_core(env_id.shape[0])
-
-    def actor_params(self, learner):
-        """Returns the parameters, the statistics of the observations, and epsilon."""
-        epsilon = optax.linear_schedule(1.0, self.epsilon, self.epsilon_steps)
-        return exploration.ActorParams(
-            learner.params, learner.normalizer, epsilon(learner.agent_steps)
-        )
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Takes the best legal action, or with probability epsilon a random one."""
@@ -109,18 +93,13 @@ class DQN(replay.ReplayAgent):
         if self.noisy and not evaluation:
             key, *noise = jax.vmap(jax.random.split, out_axes=1)(key)
         output, actor_state = self.net.step(params.params, actor_state, timestep, *noise)
-        q_values = self._mean(output)
-        epsilon = self.evaluation_epsilon if evaluation else params.epsilon
-        action = exploration.epsilon_greedy(q_values, timestep.observation, epsilon, key)
-        best = exploration.best_q_value(q_values, timestep.observation)
-        return action, actor_state, exploration.Extras(best)
+        q_values, observation = self._mean(output), timestep.observation
+        action, extras = self._explore(params, q_values, observation, key, evaluation)
+        return action, actor_state, extras
 
-    def sample(self, learner, memory, key):
-        exponent = optimization.annealed(
-            self.importance_exponent, 1.0, self.importance_steps, learner.agent_steps
-        )
-        sample = self.buffer.sample(memory, key, exponent)
-        return sample.preprocessed(self.preprocess, learner.normalizer)
+    def importance_exponent_at(self, agent_steps):
+        schedule = self.importance_exponent, 1.0, self.importance_steps
+        return optimization.annealed(*schedule, agent_steps)
 
     def _mean(self, output):
         """Returns the values `[..., A]` of a network's output."""
@@ -162,7 +141,7 @@ class DQN(replay.ReplayAgent):
         target_q_t = self._mean(target_output_t)
         observation_t = jax.tree.map(lambda x: x[t, jnp.arange(t.size)], timestep.observation)
         selector = q_t if self.double else target_q_t
-        selector = exploration.legal_q_values(selector, observation_t)
+        selector = heads.legal_values(selector, encoders.action_mask(observation_t))
         qa_tm1 = layers.take(q_tm1, a_tm1)
         value_t = layers.take(target_q_t, jnp.argmax(selector, axis=-1))
         td_error = jax.lax.stop_gradient(r_t + discount_t * value_t) - qa_tm1
@@ -181,13 +160,9 @@ class DQN(replay.ReplayAgent):
         return optimization.LossOutput(metrics, jnp.where(weight > 0.0, priority, -1.0))
 
     def _outputs(self, params, timestep, time, key):
-        """Returns the network's outputs at some time steps, `[K, N, ...]`.
+        """Returns the network's outputs at times `[K, N]` of time steps `[T + 1, N]`.
 
-        Args:
-          params: parameters.
-          timestep: `[T + 1, N]`.
-          time: `[K, N]` int32.
-          key: `[N]` typed keys of the noise, one for all time steps of a sequence.
+        `key` `[N]` is that of the noise, one for all time steps of a sequence.
         """
         time, shape = time.ravel(), time.shape
         stream = jnp.tile(jnp.arange(shape[1]), shape[0])

@@ -3,13 +3,15 @@
 Axis legend: `B` streams, `A` actions.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from agents import options
+from agents import optimization, options
 from agents.networks import encoders, heads
 from podracers import types
 
@@ -28,19 +30,9 @@ class Extras(NamedTuple):
     value: jax.Array  # [T, B] of the best legal action
 
 
-def legal_q_values(q_values: jax.Array, observation: types.PyTree) -> jax.Array:
-    """Returns `q_values` `[..., A]` with -1e9 in place of those of illegal actions.
-
-    Args:
-      q_values: `[..., A]`.
-      observation: `[..., *]`; its action mask, if it has one, marks the legal actions.
-    """
-    return heads.legal_values(q_values, encoders.action_mask(observation))
-
-
 def best_q_value(q_values: jax.Array, observation: types.PyTree) -> jax.Array:
-    """Returns the largest of `legal_q_values`, `[...]`."""
-    return jnp.max(legal_q_values(q_values, observation), axis=-1)
+    """Returns the largest of `heads.legal_values`, `[...]`, by the mask of an observation."""
+    return jnp.max(heads.legal_values(q_values, encoders.action_mask(observation)), axis=-1)
 
 
 def epsilon_greedy(
@@ -48,11 +40,8 @@ def epsilon_greedy(
 ) -> jax.Array:
     """Returns the best legal action, or with probability `epsilon` any legal one, int32 `[B]`.
 
-    Args:
-      q_values: `[B, A]`.
-      observation: `[B, *]`; its action mask, if it has one, marks the legal actions.
-      epsilon: `[B]` or a scalar, in `[0, 1]`.
-      key: `[B]` typed keys.
+    The action mask of the observation, if it has one, marks the legal ones of the actions
+    `[B, A]`; `epsilon` is `[B]` or a scalar, and there is a key `[B]` for each stream.
     """
     # Networks with `num_atoms` return logits [B, A, Z], of which DQN takes the mean.
     if len(getattr(q_values, "shape", ())) != 2:
@@ -71,17 +60,32 @@ def epsilon_greedy(
 
 
 def ladder(env_id: jax.Array, num_envs: int, base: float = 0.4, exponent: float = 7.0) -> jax.Array:
-    """Returns the epsilons `[B]` of streams that explore to different degrees.
+    """Returns the epsilons `[B]` of the streams `env_id`, which explore to different degrees.
 
-    `base ** (1 + exponent * i / (N - 1))`, Horgan et al., "Distributed Prioritized Experience
-    Replay", 2018, https://arxiv.org/abs/1803.00933.
-
-    Args:
-      env_id: int32 `[B]`, global indices.
-      num_envs: `N`, streams in all.
-      base: epsilon of the first stream.
-      exponent: the last stream has `base ** (1 + exponent)`.
+    They are `base ** (1 + exponent * i / (N - 1))` of the global index `i` out of `N = num_envs`;
+    Horgan et al., "Distributed Prioritized Experience Replay", 2018,
+    https://arxiv.org/abs/1803.00933.
     """
     # A table, not a formula, so that every compiler gives the same numbers.
     portion = np.arange(num_envs) / max(num_envs - 1, 1)
     return jnp.asarray(base ** (1.0 + exponent * portion), jnp.float32)[env_id]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class EpsilonGreedy(options.Optimized):
+    """Options and acting of agents with one epsilon for all streams; see `agents.options`."""
+
+    epsilon: float = options.fraction(0.05)
+    epsilon_steps: int = options.count(10_000)
+    evaluation_epsilon: float = options.fraction(0.0)
+
+    def actor_params(self, learner: optimization.Learner) -> ActorParams:
+        """Returns the parameters, the statistics of the observations, and epsilon."""
+        epsilon = optax.linear_schedule(1.0, self.epsilon, self.epsilon_steps)
+        return ActorParams(learner.params, learner.normalizer, epsilon(learner.agent_steps))
+
+    def _explore(self, params: ActorParams, q_values, observation, key, evaluation: bool):
+        """Returns the actions of `epsilon_greedy`, and `Extras`."""
+        epsilon = self.evaluation_epsilon if evaluation else params.epsilon
+        action = epsilon_greedy(q_values, observation, epsilon, key)
+        return action, Extras(best_q_value(q_values, observation))

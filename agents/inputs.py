@@ -11,7 +11,6 @@ Axis legend: `T` time, `B` streams, `D` parts of a multi-discrete action, `F` fe
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents import networks
+from agents import networks, options
 from agents.networks import encoders, heads, layers
 from podracers import environment, types
 
@@ -37,24 +36,12 @@ def zero_action(action_spec: specs.BoundedArray, batch_size: int) -> jax.Array:
     return jnp.zeros((batch_size, *action_spec.shape), dtype)
 
 
-def extended_spec(spec: environment.EnvironmentSpec) -> environment.EnvironmentSpec:
-    """Returns the spec with the observations of `extended`."""
-    action = jax.eval_shape(lambda: _features(zero_action(spec.action, 1), spec.action))
-    observation = _beside(
-        spec.observation, specs.Array(action.shape[1:], np.float32), specs.Array((), np.float32)
-    )
-    return dataclasses.replace(spec, observation=observation)
-
-
 def extended(
     timestep: types.TimeStep, action: jax.Array, action_spec: specs.BoundedArray
 ) -> types.TimeStep:
-    """Returns time steps with the previous action and reward in their observations.
+    """Returns time steps `[..., B]` with the previous action and reward in their observations.
 
-    Args:
-      timestep: `[..., B]`, with preprocessed rewards.
-      action: `[..., B, ...]`, the environment's action before each time step.
-      action_spec: action specification of the environment.
+    Rewards are preprocessed; `action` is the environment's, before each time step.
     """
     first = timestep.first()
     action = jnp.where(first[..., None], 0.0, _features(action, action_spec))
@@ -83,55 +70,61 @@ def _beside(observation: types.PyTree, action: Any, reward: Any) -> dict[str, An
     return inputs if mask is None else {**inputs, environment.ACTION_MASK: mask}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Inputs:
-    """A network, and its inputs from time steps after preprocessing.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class NetworkAgent(options.Optimized):
+    """Agents whose option `network` is a function of a specification and of `_outputs`."""
 
-    Attributes:
-      spec: specification of the environment.
-      make_network: returns the network for observations of a specification.
-      previous_action_and_reward: whether it gets both; None if only a recurrent network does.
-    """
+    @property
+    def previous_action_and_reward(self) -> bool | None:
+        """Whether the network gets both; None if only a recurrent network does."""
+        return None
 
-    spec: environment.EnvironmentSpec
-    make_network: Callable[[environment.EnvironmentSpec], Any]
-    previous_action_and_reward: bool | None = None
+    @property
+    def _outputs(self) -> Any:
+        """The argument of `network` that decides its outputs."""
+        return self.spec.num_actions
 
     @functools.cached_property
-    def network(self) -> Any:
-        """The network."""
-        return self.make_network(self._network_spec)
+    def net(self) -> Any:
+        """The network that the option `network` makes."""
+        return options.make(self, "network", self._network_spec, self._outputs)
 
     @functools.cached_property
     def _network_spec(self) -> environment.EnvironmentSpec:
-        return extended_spec(self.spec) if self._is_extended else self.spec
+        if not self._is_extended:
+            return self.spec
+        action_spec, reward = self.spec.action, specs.Array((), np.float32)
+        shape = jax.eval_shape(lambda: _features(zero_action(action_spec, 1), action_spec)).shape
+        observation = _beside(self.spec.observation, specs.Array(shape[1:], np.float32), reward)
+        return dataclasses.replace(self.spec, observation=observation)
 
     @functools.cached_property
     def _is_extended(self) -> bool:
         if self.previous_action_and_reward is None:
-            return self.make_network(self.spec).is_recurrent
+            return options.make(self, "network", self.spec, self._outputs).is_recurrent
         return self.previous_action_and_reward
 
-    def init(self, key: jax.Array) -> types.PyTree:
+    def init_params(self, key: jax.Array) -> types.PyTree:
         """Returns fresh parameters of the network."""
-        return self.network.init(key, networks.zero_timestep(self._network_spec))
+        return self.net.init(key, networks.zero_timestep(self._network_spec))
 
-    def initial_state(self, batch_size: int) -> ActorState:
-        """Returns the actor state of `B` streams before their first time step."""
+    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
+        """Returns the cores of `B` streams, and the previous actions that the network sees."""
+        batch_size = env_id.shape[0]
         action = zero_action(self.spec.action, batch_size) if self._is_extended else ()
-        return ActorState(self.network.initial_core(batch_size), action)
+        return ActorState(self.net.initial_core(batch_size), action)
 
-    def next_state(self, core: Any, action: jax.Array) -> ActorState:
+    def _next_state(self, core: Any, action: jax.Array) -> ActorState:
         """Returns the actor state of `B` streams after an action `[B, ...]`."""
         return ActorState(core, action if self._is_extended else ())
 
-    def of_step(self, actor_state: Any, timestep: types.TimeStep) -> types.TimeStep:
+    def _step_inputs(self, actor_state: Any, timestep: types.TimeStep) -> types.TimeStep:
         """Returns time steps `[B]` with the network's inputs in acting."""
         if not self._is_extended:
             return timestep
         return extended(timestep, actor_state.action, self.spec.action)
 
-    def of_rollout(self, rollout: types.Rollout) -> types.TimeStep:
+    def _rollout_inputs(self, rollout: types.Rollout) -> types.TimeStep:
         """Returns the time steps `[T + 1, B]` of a rollout with the network's inputs in acting.
 
         The rollout's `actor_state` holds the action before its first time step.

@@ -72,10 +72,8 @@ def pack(frames: jax.Array) -> jax.Array:
     """Returns frames, on a TPU as words, `[..., H / 4, W / 4, 4 * C]` uint32: columns of 4 x 4.
 
     A TPU pads channels to tiles, and computes in words of 32 bits: packed, frames of bytes take a
-    quarter of the memory, and are stacked and selected in a quarter of the cycles.
-
-    Args:
-      frames: bytes with two leading axes, `[..., H, W, C]`; any other leaf is returned as it is.
+    quarter of the memory, and are stacked and selected in a quarter of the cycles. A leaf that is
+    not bytes with two leading axes, `[..., H, W, C]`, is returned as it is.
     """
     is_bytes = frames.dtype == jnp.uint8 and frames.ndim == 5
     if not _on_tpu() or not is_bytes or any(size % 4 for size in frames.shape[2:4]):
@@ -145,10 +143,7 @@ def _convolve_packed(images: jax.Array, kernel: jax.Array) -> jax.Array:
     """Returns the convolution with stride 4 of packed images `[N, H', W', 4 * C]`, no padding.
 
     The four rows in a word are an axis of the convolution, which the compiler unpacks as it reads.
-
-    Args:
-      images: uint32, of `pack`.
-      kernel: `[K, K, C, O]`, `K` a multiple of 4.
+    The kernel is `[K, K, C, O]`, `K` a multiple of 4.
     """
     side, _, channels, outputs = kernel.shape
     kernel = kernel.reshape(side // 4, 4, side // 4, 4, channels, outputs)
@@ -219,9 +214,7 @@ def _swap(images: jax.Array) -> jax.Array:
 def permute(tree: types.PyTree, permutation: jax.Array) -> types.PyTree:
     """Returns the tree with the items `[M, ...]` of each group in another order.
 
-    Args:
-      tree: leaves `[M, ...]`.
-      permutation: int32 `[M, ...]`, whose further axes are those of the leaves, or 1.
+    Further axes of the permutation, int32 `[M, ...]`, are those of the leaves, or 1.
     """
     size = len(permutation)
     if size == 1:  # nothing to permute: a gather would copy every observation
@@ -258,10 +251,7 @@ def tree_loop(
 ) -> tuple[Any, dict[str, Callable[..., Any]]]:
     """Returns the root's embedding in the tree of one stream, and arguments of mctx's search.
 
-    Args:
-      model: `model(action, embedding) -> (output, embedding)`, of one node.
-      embedding: the root's.
-      num_simulations: nodes that the search adds.
+    `model(action, embedding) -> (output, embedding)` is that of one node, `embedding` the root's.
     """
     if _on_tpu():
         nodes = _Nodes(model, embedding, num_simulations)

@@ -7,7 +7,6 @@ share would give other minibatches on two devices than on one.
 Axis legend: `T` time, `B` streams of this device, `M` minibatches.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -46,8 +45,7 @@ def _grouped(x: jax.Array, size: int, axis: int) -> jax.Array:
 def _require_divisor(num_minibatches: int, size: int, of: str) -> None:
     """Raises a `UserError` with the valid numbers nearest to `num_minibatches`."""
     if size % num_minibatches:
-        lower = (n for n in range(1, math.isqrt(size) + 1) if size % n == 0)
-        divisors = {each for n in lower for each in (n, size // n)}
+        divisors = [n for n in range(1, size + 1) if size % n == 0]
         near = sorted(divisors, key=lambda n: abs(n - num_minibatches))[:6]
         raise errors.UserError(
             f"num_minibatches = {num_minibatches} does not divide the {size} {of}: "
@@ -58,16 +56,10 @@ def _require_divisor(num_minibatches: int, size: int, of: str) -> None:
 def over_streams(
     tree: types.PyTree, rows: types.PyTree, key: jax.Array, num_minibatches: int
 ) -> tuple[types.PyTree, types.PyTree]:
-    """Deals whole streams out to minibatches, for recurrent networks and for V-trace.
+    """Deals whole streams out to `M` minibatches, for recurrent networks and for V-trace.
 
-    Args:
-      tree: leaves `[T, B, ...]`.
-      rows: leaves `[B, ...]` of the streams, such as the memory before the first step.
-      key: one typed key, equal on all devices.
-      num_minibatches: `M`, which divides `B`.
-
-    Returns:
-      Leaves `[M, T, B / M, ...]` and `[M, B / M, ...]`.
+    Leaves `[T, B, ...]` become `[M, T, B / M, ...]`, and those of `rows`, such as the memory before
+    the first step, `[B, ...]` become `[M, B / M, ...]`. The key is equal on all devices.
     """
     batch = jax.tree.leaves(tree)[0].shape[1]
     whole = "environments of a device, because recurrent networks and V-trace learn whole streams"

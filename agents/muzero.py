@@ -22,7 +22,7 @@ import optax
 from agents import networks, optimization, options, planning, replay
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
-from podracers import errors, types
+from podracers import errors
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -77,12 +77,8 @@ class MuZero(planning.SearchAgent):
     def buffer(self) -> replay.Replay:
         return replay.Replay.of(self, self._burn_in + self.unroll_steps + self.n_steps + 1)
 
-    def init_learner(self, key):
-        params = self.net.init(key)
-        train_state = self._optimizer.init(params)
-        normalizer = self.preprocess.init(self.spec.observation)
-        target = self.target_params(params)
-        return optimization.Learner.create(train_state, target, normalizer)
+    def init_params(self, key):
+        return self.net.init(key)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores of `B` streams: their latest frames if the network stacks frames."""
@@ -121,9 +117,6 @@ class MuZero(planning.SearchAgent):
 
         return imagine
 
-    def stored(self, rollout):
-        return rollout._replace(actor_state=())
-
     def sample(self, learner, memory, key):
         if not self.reanalyze:
             return super().sample(learner, memory, key)
@@ -133,12 +126,9 @@ class MuZero(planning.SearchAgent):
         return self._reanalyzed(learner.params, sample, is_due)
 
     def _reanalyzed(self, params, sample: replay.Sample, is_due: jax.Array) -> replay.Sample:
-        """Returns the sample of preprocessed time steps, with new searches where `is_due`.
+        """Returns the sample of preprocessed time steps, with new searches by `params` if `is_due`.
 
-        Args:
-          params: parameters to search with.
-          sample: `L` transitions of each sequence.
-          is_due: bool, equal on all devices.
+        `is_due` is equal on all devices.
         """
         # With fresh values only the policies of the unrolled steps are learnt.
         end = self._burn_in + self.unroll_steps + 1 if self.fresh_values else -1
@@ -164,11 +154,6 @@ class MuZero(planning.SearchAgent):
     def target_params(self, params):
         """Returns the part of the parameters that has target parameters."""
         return params if self.fresh_values else ()
-
-    def initial_priorities(self, normalizer, recent: types.Rollout) -> jax.Array:
-        """Returns the priorities `[K, B]` of new sequences, from the values of the searches."""
-        timestep = self.preprocess.apply(normalizer, recent.timestep)
-        return planning.initial_priorities(self, timestep, recent.extras, self._burn_in)
 
     def targets(self, timestep, extras):
         """Returns the `planning.Targets` of `K` unrolled steps; see `planning.targets`."""

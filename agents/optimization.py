@@ -119,13 +119,10 @@ class Optimizer:
 def annealed(
     initial: float, final: float | None, anneal_steps: float | None, agent_steps: jax.Array
 ) -> jax.Array:
-    """Returns a number that changes linearly with the agent steps, a float32 scalar.
+    """Returns a float32 scalar that changes linearly from `initial` to `final`.
 
-    Args:
-      initial: value at the beginning.
-      final: value from `anneal_steps` on; None for a constant one.
-      anneal_steps: length of the schedule in agent steps, over all streams; None if constant.
-      agent_steps: agent steps so far, over all streams.
+    It arrives after `anneal_steps` agent steps over all streams; it is constant where this number
+    or `final` is None.
     """
     if final is None or anneal_steps is None:
         return jnp.float32(initial)
@@ -137,11 +134,8 @@ def annealed(
 def adam_of(agent: options.Adam, weight_decay: float = 0.0, decayed: Any = True) -> Optimizer:
     """Returns Adam (Kingma and Ba, 2014, https://arxiv.org/abs/1412.6980) with an agent's options.
 
-    Args:
-      agent: its options.
-      weight_decay: decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay
-        Regularization", 2017, https://arxiv.org/abs/1711.05101).
-      decayed: a tree of bools, or a prefix of one: the parameters that decay.
+    Weight decay is decoupled (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017,
+    https://arxiv.org/abs/1711.05101), of the parameters `decayed`, a prefix of their tree of bools.
     """
     adam = optax.scale_by_adam(eps=agent.adam_epsilon)
     if weight_decay:
@@ -179,13 +173,7 @@ class Learner(NamedTuple):
 
     @classmethod
     def create(cls, train_state: TrainState, target: types.PyTree, normalizer: Any) -> "Learner":
-        """Returns the learner before the first rollout.
-
-        Args:
-          train_state: fresh parameters and the state of their optimizer.
-          target: the part of the parameters that has target parameters.
-          normalizer: statistics of no observations.
-        """
+        """Returns the learner before the first rollout; `target` is a part of the parameters."""
         # Copies, because the learner's state is donated, and a buffer can be donated only once.
         target = jax.tree.map(jnp.copy, target)
         counters = (jnp.zeros((), dtype) for dtype in (jnp.int32, jnp.float32, jnp.int32))
@@ -202,13 +190,10 @@ class Learner(NamedTuple):
     def step(
         self, train_state: TrainState, params: types.PyTree, period: int = 1, rate: float = 1.0
     ) -> "Learner":
-        """Returns the learner after a gradient step.
+        """Returns the learner after a gradient step, whose result is `train_state`.
 
-        Args:
-          train_state: result of the gradient step.
-          params: the part of the new parameters that has target parameters; () if none has.
-          period: gradient steps between updates of the target parameters.
-          rate: step size of such an update; 1 copies.
+        `params` is the part of the new parameters that has target parameters, () if none has. Their
+        updates have a period in gradient steps, and a step size, of which 1 copies.
         """
         gradient_steps = self.gradient_steps + 1
         step_size = jnp.where(gradient_steps % period == 0, rate, 0.0)

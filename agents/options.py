@@ -35,6 +35,7 @@ import numpy as np
 import optax
 from dm_env import specs
 
+from agents import preprocessing
 from podracers import environment, errors
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)  # the largest number on a device
@@ -50,11 +51,6 @@ def count(default: int, least: int = 1, most: int = errors.INT32_MAX) -> Any:
 def number(default: float | None) -> Any:
     """Returns a dataclass field for a number that is finite in float32."""
     return _number_field(default, lambda x: True, "a finite number")
-
-
-def nonzero(default: float) -> Any:
-    """Returns a dataclass field for a finite number other than 0."""
-    return _number_field(default, lambda x: x != 0.0, "a number other than 0")
 
 
 def fraction(default: float | None) -> Any:
@@ -98,7 +94,7 @@ def check(agent: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Optimized:
-    """Options of agents that take gradient steps on a loss.
+    """Options of agents that take gradient steps on a loss of preprocessed time steps.
 
     Attributes:
       spec: environment specification.
@@ -110,6 +106,10 @@ class Optimized:
         None for a constant one.
       max_grad_norm: norm to which the gradient of the global batch is scaled down, before the
         optimizer; None for no clipping.
+      normalize_observations: whether observations are scaled to mean 0 and variance 1 by running
+        statistics, and clipped at 10.
+      reward_scale: factor of the rewards of training, and of those that recurrent networks see.
+      reward_clip: largest absolute value of scaled rewards; None for no bound.
     """
 
     spec: environment.EnvironmentSpec
@@ -118,6 +118,11 @@ class Optimized:
     learning_rate: float = positive(1e-3, most=1e3)
     anneal_steps: float | None = positive(None)
     max_grad_norm: float | None = positive(None)
+    normalize_observations: bool = False
+    reward_scale: float = _number_field(1.0, lambda x: x != 0.0, "a number other than 0")
+    reward_clip: float | None = positive(None)
+
+    preprocess = functools.cached_property(preprocessing.of)
 
     def __post_init__(self):
         check(self)
@@ -137,23 +142,7 @@ class Adam(Optimized):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Preprocessed(Optimized):
-    """Options of agents that scale the observations and rewards that they learn from.
-
-    Attributes:
-      normalize_observations: whether observations are scaled to mean 0 and variance 1 by running
-        statistics, and clipped at 10.
-      reward_scale: factor of the rewards of training, and of those that recurrent networks see.
-      reward_clip: largest absolute value of scaled rewards; None for no bound.
-    """
-
-    normalize_observations: bool = False
-    reward_scale: float = nonzero(1.0)
-    reward_clip: float | None = positive(None)
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Learning(Preprocessed):
+class Learning(Optimized):
     """Options of agents that learn from discounted returns.
 
     Attributes:
@@ -174,14 +163,9 @@ def expect(agent: Any, name: str, holds: bool, expected: str) -> None:
 
 
 def make(agent: Any, name: str, *arguments: Any, **outputs: Any) -> Any:
-    """Returns the part that an agent's option `name`, a class or a function, makes.
+    """Returns the part that an agent's option `name`, a class or a function, makes when called.
 
-    Args:
-      agent: a dataclass.
-      name: option of the agent, annotated as `Callable[..., Kind]` or a union with it, such as
-        `network`.
-      *arguments: arguments of the call.
-      **outputs: further arguments, by name.
+    The option, such as `network`, is annotated as `Callable[..., Kind]` or a union with it.
 
     Raises:
       errors.UserError: the call fails, or its result is of another kind; one line with the option,

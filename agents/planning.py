@@ -85,12 +85,29 @@ class SearchAgent(replay.ReplayAgent):
     def _search(self) -> tree_search.Search:
         return options.make(self, "search")
 
+    @property
+    def _burn_in(self) -> int:
+        """First steps of a sequence, which fill the stack of frames."""
+        return 0
+
     def actor_params(self, learner: optimization.Learner) -> ActorParams:
         """Returns the parameters, the statistics of the observations, and the temperature."""
         temperature = optimization.annealed(
             self.temperature, self.final_temperature, self.temperature_steps, learner.agent_steps
         )
         return ActorParams(learner.params, learner.normalizer, temperature)
+
+    def stored(self, rollout):
+        return rollout._replace(actor_state=())
+
+    def initial_priorities(self, normalizer, recent):
+        """Returns the errors of the searches' values against n-step returns; -1 from LAST on."""
+        timestep, value = self.preprocess.apply(normalizer, recent.timestep), recent.extras.value
+        count = timestep.reward.shape[0] - self.buffer.sequence_length  # K, new sequences
+        timestep = jax.tree.map(lambda x: x[:-1], timestep)
+        target = returns.n_step(timestep, value, self.gamma, self.n_steps)
+        error = jnp.where(returns.weights(timestep) > 0.0, jnp.abs(value[:-1] - target), -1.0)
+        return error[self._burn_in : self._burn_in + count]
 
 
 class Extras(NamedTuple):
@@ -125,12 +142,8 @@ def targets(
 ) -> Targets:
     """Returns the targets of sequences; see the module's docstring for ends of episodes.
 
-    Args:
-      timestep: `[K + n + 1, N]`.
-      extras: `[K + n + 1, N]` of the same time steps.
-      gamma: the discount of the agent.
-      unroll_steps: `K`.
-      n_steps: steps of the returns, which bootstrap from the values in `extras`.
+    There are `K = unroll_steps` unrolled steps, and returns of `n = n_steps` steps that bootstrap
+    from the values in `extras`, which are `[K + n + 1, N]` as the time steps.
     """
     last = timestep.last()[: unroll_steps + 1]
     value = returns.n_step(timestep, extras.value, gamma, n_steps)[: unroll_steps + 1]
@@ -159,25 +172,6 @@ def root(
     return mctx.RootFnOutput(prior_logits=prediction.policy, value=value, embedding=embedding)
 
 
-def initial_priorities(
-    agent: Any, timestep: types.TimeStep, extras: Extras, begin: int
-) -> jax.Array:
-    """Returns the errors of the search's values against n-step returns, `[K, B]`; -1 from LAST on.
-
-    Args:
-      agent: agent with `gamma`, `n_steps` and a replay of sequences of `L` transitions.
-      timestep: `[L + K, B]`, preprocessed; see `replay.Replay.prioritize_new`.
-      extras: `[L + K - 1, B]`.
-      begin: first time step of a sequence that is trained on.
-    """
-    count = timestep.reward.shape[0] - agent.buffer.sequence_length  # K, new sequences
-    timestep = jax.tree.map(lambda x: x[:-1], timestep)
-    value = extras.value
-    target = returns.n_step(timestep, value, agent.gamma, agent.n_steps)
-    error = jnp.where(returns.weights(timestep) > 0.0, jnp.abs(value[:-1] - target), -1.0)
-    return error[begin : begin + count]
-
-
 def loss(
     predicted: Unrolled,
     target: Targets,
@@ -185,15 +179,7 @@ def loss(
     support: categorical.Support,
     value_cost: float,
 ) -> optimization.LossOutput:
-    """Returns the loss of sequences.
-
-    Args:
-      predicted: predictions of the learning parameters.
-      target: targets of the same steps; constants.
-      weight: `[N]` importance weights.
-      support: support of values and rewards.
-      value_cost: weight of the value loss.
-    """
+    """Returns the loss of sequences with importance weights `[N]`; targets must be constants."""
     unroll_steps = len(predicted.reward)
     # The root has the weight of all unrolled steps together.
     scale = jnp.where(jnp.arange(unroll_steps + 1) == 0, 1.0, 1.0 / max(unroll_steps, 1))

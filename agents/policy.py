@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import inputs, networks, optimization, options, preprocessing, returns
+from agents import inputs, networks, optimization, options, returns
 from agents.networks import encoders, heads, popart
-from podracers import environment, types
+from podracers import types
 
 
 class Learner(NamedTuple):
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ActorCritic(options.Learning):
+class ActorCritic(inputs.NetworkAgent, options.Learning):
     """Options and acting of agents with a policy and a value.
 
     A subclass has `_optimizer` and `update`, made of two parts that a variant replaces:
@@ -95,34 +95,22 @@ class ActorCritic(options.Learning):
         """The action head, which reads the network's policy output."""
         return heads.from_spec(self.spec.action, self.head)
 
-    @functools.cached_property
-    def _inputs(self) -> inputs.Inputs:
-        """The network with its inputs."""
-
-        def make(spec: environment.EnvironmentSpec) -> networks.Network:
-            return options.make(self, "network", spec, self.action_head)
-
-        return inputs.Inputs(self.spec, make, self.previous_action_and_reward)
-
-    @functools.cached_property
-    def net(self) -> networks.Network:
-        """The network that the option `network` makes; its output is an `ActorCriticOutput`."""
-        return self._inputs.network
-
-    preprocess = functools.cached_property(preprocessing.of)
+    @property
+    def _outputs(self) -> heads.ActionHead:
+        return self.action_head
 
     @property
     def _optimizer(self) -> optimization.Optimizer:
         raise NotImplementedError
 
     def init_learner(self, key: jax.Array) -> Any:
-        train_state = self._optimizer.init(self._init_params(key))
+        train_state = self._optimizer.init(self.init_params(key))
         normalizer = self.preprocess.init(self.spec.observation)
         return Learner(train_state, normalizer, jnp.zeros((), jnp.int32))
 
-    def _init_params(self, key: jax.Array) -> types.PyTree:
+    def init_params(self, key: jax.Array) -> types.PyTree:
         """Returns fresh parameters of the network."""
-        params = self._inputs.init(key)
+        params = super().init_params(key)
         if self.popart_rate is None:
             return params
         module = getattr(self.net, "module", None)
@@ -148,10 +136,6 @@ class ActorCritic(options.Learning):
         """Returns the running returns that normalise rewards; `()` without normalisation."""
         return self.preprocess.init_memory(rollout)
 
-    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
-        """Returns the core of the network and the previous action of `B` streams."""
-        return self._inputs.initial_state(env_id.shape[0])
-
     def actor_params(self, learner: Any) -> ActorParams:
         """Returns the parameters and the statistics of observations and returns."""
         return ActorParams(learner.params, learner.normalizer, learner.update)
@@ -160,7 +144,7 @@ class ActorCritic(options.Learning):
         """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
         mask = encoders.action_mask(timestep.observation)
         timestep = self.preprocess.apply(params.normalizer, timestep)
-        timestep = self._inputs.of_step(actor_state, timestep)
+        timestep = self._step_inputs(actor_state, timestep)
         output, core = self.net.step(params.params, actor_state.core, timestep)
         if not isinstance(output, networks.ActorCriticOutput):
             raise options.wrong_output(output, "an ActorCriticOutput")
@@ -172,7 +156,7 @@ class ActorCritic(options.Learning):
         action = self.action_head.to_action(raw)
         update = jnp.broadcast_to(params.update, log_prob.shape)
         extras = Extras(raw, log_prob, output.value, update)
-        return action, self._inputs.next_state(core, action), extras
+        return action, self._next_state(core, action), extras
 
     def _learning_inputs(self, normalizer: Any, rollout: types.Rollout) -> types.TimeStep:
         """Returns the time steps `[T + 1, B]` of a rollout as the network learns from them.
@@ -182,7 +166,7 @@ class ActorCritic(options.Learning):
         rollout.
         """
         timestep = self.preprocess.apply_to_rollout(normalizer, rollout.timestep)
-        return self._inputs.of_rollout(rollout._replace(timestep=timestep))
+        return self._rollout_inputs(rollout._replace(timestep=timestep))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -229,14 +213,8 @@ class GeneralizedAdvantage(ActorCritic):
         """Returns the extras with log-probabilities of the proximal policy, and `rho` `[T, B]`.
 
         Where the acting policy is that of this update, both policies are the same and `rho` is 1,
-        exactly.
-
-        Args:
-          params: parameters before the first gradient step of an update.
-          update: number of rollouts that they have learnt from.
-          core: `[B, ...]` of the network before the rollout, after `net.prepare`.
-          timestep: `[T + 1, B]`, after `net.prepare`.
-          extras: `[T, B]`, from acting.
+        exactly. Parameters are those before the first gradient step, which have learnt from
+        `update` rollouts; `core` `[B, ...]` and `timestep` `[T + 1, B]` are those of `net.prepare`.
         """
 
         def log_ratio() -> jax.Array:

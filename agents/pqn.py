@@ -31,7 +31,6 @@ from agents import (
     networks,
     optimization,
     options,
-    preprocessing,
     returns,
 )
 from agents.networks import encoders, layers
@@ -52,7 +51,7 @@ class _Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class PQN(options.Learning, options.Adam):
+class PQN(inputs.NetworkAgent, options.Learning, options.Adam, exploration.EpsilonGreedy):
     """Parallelised Q-network.
 
     `options.Learning` describes the options that are not listed here. The optimizer is rectified
@@ -69,9 +68,6 @@ class PQN(options.Learning, options.Adam):
     q_lambda: float = options.fraction(0.65)
     epochs: int = options.count(2, most=10_000)
     num_minibatches: int = options.count(4)
-    epsilon: float = options.fraction(0.05)
-    epsilon_steps: int = options.count(10_000)
-    evaluation_epsilon: float = options.fraction(0.0)
     learning_rate: float = 5e-4
     max_grad_norm: float | None = 10.0
 
@@ -80,24 +76,11 @@ class PQN(options.Learning, options.Adam):
         options.require_discrete(self)
 
     @functools.cached_property
-    def _inputs(self) -> inputs.Inputs:
-        """The network with its inputs."""
-        make = functools.partial(options.make, self, "network")
-        return inputs.Inputs(self.spec, lambda spec: make(spec, self.spec.num_actions))
-
-    @property
-    def net(self) -> networks.Network:
-        """The network that the option `network` makes; its outputs are `[..., A]`."""
-        return self._inputs.network
-
-    preprocess = functools.cached_property(preprocessing.of)
-
-    @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
         return optimization.Optimizer.of(self, optax.scale_by_radam(eps=self.adam_epsilon))
 
     def init_learner(self, key):
-        train_state = self._optimizer.init(self._inputs.init(key))
+        train_state = self._optimizer.init(self.init_params(key))
         normalizer = self.preprocess.init(self.spec.observation)
         return optimization.Learner.create(train_state, (), normalizer)
 
@@ -105,32 +88,20 @@ class PQN(options.Learning, options.Adam):
         """Returns `()`: rollouts are not stored."""
         return ()
 
-    def init_actor(self, env_id, num_envs, evaluation=False):
-        """Returns the cores of `B` streams, with the previous action for recurrent networks."""
-        return self._inputs.initial_state(env_id.shape[0])
-
-    def actor_params(self, learner):
-        """Returns the parameters, the statistics of the observations, and epsilon."""
-        epsilon = optax.linear_schedule(1.0, self.epsilon, self.epsilon_steps)
-        return exploration.ActorParams(
-            learner.params, learner.normalizer, epsilon(learner.agent_steps)
-        )
-
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Takes the best legal action, or with probability epsilon a random one."""
         timestep = self.preprocess.apply(params.normalizer, timestep)
-        timestep = self._inputs.of_step(actor_state, timestep)
+        timestep = self._step_inputs(actor_state, timestep)
         q_values, core = self.net.step(params.params, actor_state.core, timestep)
-        epsilon = self.evaluation_epsilon if evaluation else params.epsilon
-        action = exploration.epsilon_greedy(q_values, timestep.observation, epsilon, key)
-        best = exploration.best_q_value(q_values, timestep.observation)
-        return action, self._inputs.next_state(core, action), exploration.Extras(best)
+        observation = timestep.observation
+        action, extras = self._explore(params, q_values, observation, key, evaluation)
+        return action, self._next_state(core, action), extras
 
     def update(self, state, rollout, key):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
         learner = state.learner
         timestep = self.preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
-        timestep = self._inputs.of_rollout(rollout._replace(timestep=timestep))
+        timestep = self._rollout_inputs(rollout._replace(timestep=timestep))
         core, timestep = self.net.prepare(rollout.actor_state.core, timestep)
         values = self._values(learner.params, core, timestep, rollout.extras)
         target = self.targets(timestep, values)

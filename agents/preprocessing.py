@@ -89,9 +89,7 @@ class Preprocess:
     def update_statistics(self, statistics: Any, timestep: types.TimeStep) -> Any:
         """Adds the observations of a rollout on all devices; runs under the mapped axis.
 
-        Args:
-          statistics: equal on all devices.
-          timestep: `[T + 1, B]` before `apply`; the last one belongs to the next rollout.
+        Time steps are those `[T + 1, B]` before `apply`; the last belongs to the next rollout.
         """
         if not self.normalize_observations:
             return statistics
@@ -183,12 +181,9 @@ def update(statistics: Statistics, observation: types.PyTree, weights: jax.Array
     batches, each further one lowers the weights of earlier observations.
 
     Args:
-      statistics: equal on all devices.
+      statistics: equal on all devices, as the new ones are.
       observation: `[T, B, ...]`, this device's share.
       weights: `[T, B]`, 0 for observations to leave out, otherwise 1.
-
-    Returns:
-      The new statistics, equal on all devices.
     """
     added = parallel.global_sum(jnp.sum(weights))
     count = statistics.count + added
@@ -255,12 +250,8 @@ def random_shifts(observation: types.PyTree, pixels: int, key: jax.Array) -> typ
     Kostrikov, Yarats and Fergus, "Image Augmentation Is All You Need: Regularizing Deep
     Reinforcement Learning from Pixels", 2020, https://arxiv.org/abs/2004.13649. The nearest pixels
     of the edge fill the gap. All channels (and stacked frames) of an image and all images of one
-    observation are shifted alike; other leaves are unchanged.
-
-    Args:
-      observation: leaves `[N, ...]`.
-      pixels: largest shift; all shifts from `-pixels` to `pixels` are equally probable; 0 for none.
-      key: `[N]` typed keys.
+    observation `[N, ...]` are shifted alike; other leaves are unchanged. All shifts from `-pixels`
+    to `pixels` are equally probable. There is a key `[N]` for each observation.
     """
     if not pixels:
         return observation

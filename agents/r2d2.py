@@ -37,7 +37,7 @@ from agents import (
     replay,
     returns,
 )
-from agents.networks import cores, layers
+from agents.networks import cores, encoders, heads, layers
 from podracers import errors, types
 
 _RECURRENT = functools.partial(networks.q_network, core=cores.LSTM(), dueling=True)
@@ -59,7 +59,7 @@ class Extras(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class R2D2(replay.ReplayAgent):
+class R2D2(inputs.NetworkAgent, replay.ReplayAgent):
     """Recurrent replay DQN with gradient steps after each rollout as `replay.Replay` counts them.
 
     `replay.ReplayAgent` describes the options that are not listed here.
@@ -102,36 +102,18 @@ class R2D2(replay.ReplayAgent):
         options.expect(self, "burn_in", 0 <= self.burn_in <= largest, expected)
 
     @functools.cached_property
-    def _inputs(self) -> inputs.Inputs:
-        """The network with its inputs."""
-        make = functools.partial(options.make, self, "network")
-        num_actions = self.spec.num_actions
-        return inputs.Inputs(self.spec, lambda spec: make(spec, num_actions), True)
-
-    @property
-    def net(self) -> networks.Network:
-        """The network that the option `network` makes."""
-        return self._inputs.network
-
-    @functools.cached_property
     def buffer(self) -> replay.Replay:
         learnt_states = self.sequence_length - self.burn_in
         return replay.Replay.of(self, self.sequence_length, learnt_states)
 
-    def init_learner(self, key):
-        params = self._inputs.init(key)
-        normalizer = self.preprocess.init(self.spec.observation)
-        return optimization.Learner.create(self._optimizer.init(params), params, normalizer)
-
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores, previous actions and epsilons of `B` streams."""
-        count = env_id.shape[0]
-        epsilon = jnp.full((count,), self.evaluation_epsilon)
+        epsilon = jnp.full(env_id.shape, self.evaluation_epsilon)
         if not evaluation:
             ladder = exploration.ladder
             epsilon = ladder(env_id, num_envs, self.epsilon_base, self.epsilon_exponent)
-        action = inputs.zero_action(self.spec.action, count)
-        return ActorState(self.net.initial_core(count), action, epsilon)
+        state = super().init_actor(env_id, num_envs)
+        return ActorState(state.core, state.action, epsilon)
 
     def actor_params(self, learner):
         """Returns the parameters, and the statistics of the observations."""
@@ -140,7 +122,7 @@ class R2D2(replay.ReplayAgent):
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Takes the best legal action, or with probability epsilon a random one."""
         timestep = self.preprocess.apply(params.normalizer, timestep)
-        timestep = self._inputs.of_step(actor_state, timestep)
+        timestep = self._step_inputs(actor_state, timestep)
         q_values, core = self.net.step(params.params, actor_state.core, timestep)
         action = exploration.epsilon_greedy(
             q_values, timestep.observation, actor_state.epsilon, key
@@ -160,7 +142,7 @@ class R2D2(replay.ReplayAgent):
         timestep, action = jax.tree.map(
             lambda x: x[self.burn_in :], (sample.rollout.timestep, sample.rollout.action)
         )
-        best = jnp.argmax(exploration.legal_q_values(q_values, timestep.observation), axis=-1)
+        best = heads.legal_argmax(q_values, encoders.action_mask(timestep.observation))
         values = categorical.signed_parabolic(layers.take(q_target, best))
         td_target = jax.lax.stop_gradient(self.targets(timestep, values))
         taken = layers.take(q_values[:-1], action)
@@ -175,7 +157,7 @@ class R2D2(replay.ReplayAgent):
 
     def _values(self, params: types.PyTree, sample: replay.Sample) -> jax.Array:
         """Returns rescaled values `[U + 1, N, A]`."""
-        timestep = self._inputs.of_rollout(sample.rollout)
+        timestep = self._rollout_inputs(sample.rollout)
         core = sample.rollout.actor_state.core
         return networks.unroll_after(self.net, params, core, timestep, self.burn_in)
 

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import optimization, options, preprocessing, ring_buffer, sum_tree
-from podracers import errors, parallel, types
+from agents import networks, optimization, options, ring_buffer, sum_tree
+from podracers import environment, errors, parallel, types
 
 _SHARDS = 8
 _scope = functools.partial(jax.named_call, name="replay")  # the name in profiles
@@ -49,8 +49,8 @@ class Memory(NamedTuple):
 class Item(NamedTuple):
     """Places of sequences; both fields have one shape."""
 
-    shard: jax.Array  # int32, of this device
-    index: jax.Array  # int32, of the sequence in its shard
+    stream: jax.Array  # int32, number on this device
+    start: jax.Array  # int32, number in the ring of the places where sequences can begin
 
 
 class Sample(NamedTuple):
@@ -60,11 +60,6 @@ class Sample(NamedTuple):
     item: Item  # [N], for `update_priorities`
     weight: jax.Array  # [N] float32 importance weights of the losses; at most 1
     key: jax.Array  # [N] typed keys, the same on any number of devices
-
-    def preprocessed(self, preprocess: preprocessing.Preprocess, statistics: Any) -> "Sample":
-        """Returns the sample with observations and rewards to learn from."""
-        timestep = preprocess.apply(statistics, self.rollout.timestep)
-        return self._replace(rollout=self.rollout._replace(timestep=timestep))
 
 
 # `step(carry, memory, key) -> (carry, memory, metrics)`.
@@ -82,13 +77,10 @@ class Replay:
     ratio of `n`.
 
     Attributes:
-      capacity: transitions over all streams of all devices; rounded down to whole rollouts.
+      capacity: `replay_capacity` of `ReplayAgent`, rounded down to whole rollouts.
       sequence_length: `L`, transitions.
-      batch_size: sequences of one draw, over all devices.
-      priority_exponent: exponent of the priorities; 0 for uniform draws.
-      importance_exponent: exponent of the importance weights; 1 corrects fully for priorities.
-      min_size: transitions over all streams before the first draw.
-      replay_ratio: average number of times that a state is trained on.
+      batch_size: see `ReplayAgent`, as `priority_exponent` and `replay_ratio`.
+      min_size: `min_replay` of `ReplayAgent`.
       learnt_states: states of each sequence that are trained on.
     """
 
@@ -96,7 +88,6 @@ class Replay:
     sequence_length: int
     batch_size: int
     priority_exponent: float = 0.0
-    importance_exponent: float = 0.0
     min_size: int = 1
     replay_ratio: float = 1.0
     learnt_states: int = 1
@@ -109,17 +100,13 @@ class Replay:
             sequence_length=sequence_length,
             batch_size=agent.batch_size,
             priority_exponent=agent.priority_exponent,
-            importance_exponent=agent.importance_exponent,
             min_size=agent.min_replay,
             replay_ratio=agent.replay_ratio,
             learnt_states=learnt_states,
         )
 
     def init(self, rollout: types.Rollout) -> Memory:
-        """Returns an empty memory.
-
-        Args:
-          rollout: a template `[T, B, ...]` of the rollouts; only shapes and dtypes are used.
+        """Returns an empty memory; of `rollout` `[T, B, ...]`, only shapes and dtypes are used.
 
         Raises:
           errors.UserError: the capacity is too small or too large, or the batch does not divide.
@@ -156,15 +143,29 @@ class Replay:
         )
 
     @_scope
-    def add(self, memory: Memory, rollout: types.Rollout) -> Memory:
+    def add(
+        self,
+        memory: Memory,
+        rollout: types.Rollout,
+        priority_fn: Callable[[types.Rollout], jax.Array | None] | None = None,
+    ) -> Memory:
         """Stores a rollout `[T, B, ...]`, in place where `memory` is donated.
 
-        New sequences get the highest priority so far. From the second round of the ring on, time
-        steps are numbered from `C` to `2 * C`, so the head stays an int32 however long a run is.
+        From the second round of the ring on, time steps are numbered from `C` to `2 * C`, so the
+        head stays an int32 however long a run is.
 
         After a Sebulba run is resumed, simulators begin new episodes. The unfinished episode of
         each stream is then marked as truncated at its last stored time step but one, because the
         first time step of the new episode overwrites the last one.
+
+        Args:
+          memory: the replay of this device.
+          rollout: the latest one.
+          priority_fn: returns the priorities `[K, B]` of the sequences that the rollout completes,
+            given stored transitions `[L + K - 1, B, ...]`: sequence `k` is the `L` transitions from
+            `k` on. `K` is `T`, or 1 where sequences begin where rollouts do. Steps from before the
+            start of the run have no meaning. None, also as its result, gives the highest priority
+            so far.
         """
         steps = _steps(rollout)
         size = ring_buffer.capacity(memory.ring)
@@ -178,13 +179,20 @@ class Replay:
             return memory
         period = ring_buffer.period(ring)
         # Sequences that began in the slots just written are overwritten: priority 0.
-        times = memory.head[0] - period * jnp.arange(steps // period)
-        overwritten = self._items(memory, times)
-        memory = self._set(memory, overwritten, jnp.zeros(overwritten.index.shape))
-        starts = self._new_starts(memory, steps)
-        item = self._items(memory, starts)
-        value = jnp.where(starts >= 0, memory.highest[0], 0.0)
-        return self._set(memory, item, jnp.broadcast_to(value[:, None], item.index.shape))
+        overwritten = self._items(memory, memory.head[0] - period * jnp.arange(steps // period))
+        memory = self._set(memory, overwritten, jnp.zeros(overwritten.start.shape))
+        newest = (memory.head[0] - self.sequence_length) // period * period
+        starts = newest - period * jnp.arange(steps // period - 1, -1, -1)  # [K] times
+        items, has_begun = self._items(memory, starts), starts[:, None] >= 0
+        priority = None
+        if priority_fn is not None:
+            first = jnp.broadcast_to(starts[0], begun.shape)
+            length = self.sequence_length + len(starts) - 1
+            priority = priority_fn(ring_buffer.cut(ring, first, jnp.arange(begun.size), length))
+        if priority is None:
+            value = jnp.where(has_begun, memory.highest[None], 0.0)
+            return self._set(memory, items, value)
+        return self.update_priorities(memory, items, jnp.where(has_begun, priority, -1.0))
 
     def num_gradient_steps(
         self, memory: Memory, rollout: types.Rollout, update: jax.Array
@@ -192,13 +200,9 @@ class Replay:
         """Returns the number of gradient steps after a rollout, int32, equal on all devices.
 
         A mean that is no whole number is spread evenly over rollouts, in integer arithmetic.
-
-        Args:
-          memory: the replay, with that rollout.
-          rollout: `[T, B, ...]`, of this device.
-          update: int32, number of rollouts before it.
+        `memory` has the rollout, and `update` is the number of rollouts before it.
         """
-        each = self._steps_per_update(rollout.timestep.reward[1:].size * parallel.axis_size())
+        each = self.mean_gradient_steps(rollout.timestep.reward[1:].size * parallel.axis_size())
         whole, rest = divmod(each.numerator, each.denominator)
         phase = update % each.denominator
         steps = whole + (phase + 1) * rest // each.denominator - phase * rest // each.denominator
@@ -207,18 +211,15 @@ class Replay:
         return jnp.where(enough & self.ready(memory), steps, 0)
 
     def mean_gradient_steps(self, agent_steps: int) -> fractions.Fraction:
-        """Returns the mean number of gradient steps for `agent_steps` collected steps."""
+        """Returns the mean number of gradient steps for `agent_steps` steps of an update."""
         learnt = self.batch_size * self.learnt_states
-        return fractions.Fraction(self.replay_ratio) * agent_steps / learnt
-
-    def _steps_per_update(self, collected: int) -> fractions.Fraction:
-        """Returns the mean number of gradient steps for `collected` agent steps of an update."""
+        each = fractions.Fraction(self.replay_ratio) * agent_steps / learnt
         # A denominator whose products in `num_gradient_steps` are exact in int32.
-        each = self.mean_gradient_steps(collected).limit_denominator(30_000)
+        each = each.limit_denominator(30_000)
         if not 0 < each <= errors.INT32_MAX:
             number = "too many gradient steps" if each else "never a gradient step"
             raise errors.UserError(
-                f"replay_ratio = {self.replay_ratio}: with rollouts of {collected} agent steps "
+                f"replay_ratio = {self.replay_ratio}: with rollouts of {agent_steps} agent steps "
                 f"there would be {number}"
             )
         return each
@@ -228,26 +229,20 @@ class Replay:
     ) -> None:
         """Raises a `UserError` if a run has no gradient step with a learning rate above 0.
 
-        Args:
-          agent: the agent whose replay this is, for its `anneal_steps` and its name.
-          num_envs: streams of all devices.
-          rollout_length: agent steps of each stream between updates.
-          num_updates: updates of the run.
+        `agent` is the one whose replay this is; see `agent.Agent` for the other arguments.
         """
         name, collected = type(agent).__name__, num_envs * rollout_length
         steps = max(self.sequence_length, -(-self.min_size // num_envs))  # agent steps of a stream
         filled = -(-steps // rollout_length)  # updates
-        each = self._steps_per_update(collected)
+        each = self.mean_gradient_steps(collected)
         # `floor(each * n)` gradient steps would follow `n` updates, without a wait.
         due = math.ceil((math.floor(each * (filled - 1)) + 1) / each)
         begin = collected * max(filled, due)  # agent steps before the first gradient step
-        limits: dict[str, tuple[float, int]] = {
-            "Experiment.total_steps": (num_updates * collected, begin)
-        }
-        if agent.anneal_steps is not None:
-            limits[f"{name}.anneal_steps"] = (agent.anneal_steps, begin + 1)
-        for option, (value, least) in limits.items():
-            if value < least:
+        for option, value, least in (
+            ("Experiment.total_steps", num_updates * collected, begin),
+            (f"{name}.anneal_steps", agent.anneal_steps, begin + 1),
+        ):
+            if value is not None and value < least:
                 raise errors.UserError(
                     f"{option}: expected at least {least:,}, got {value:,}; the first gradient "
                     f"step follows {begin:,} agent steps, by {name}.min_replay = {self.min_size}, "
@@ -310,14 +305,11 @@ class Replay:
 
     @_scope
     def sample(
-        self, memory: Memory, key: jax.Array, importance_exponent: jax.Array | None = None
+        self, memory: Memory, key: jax.Array, importance_exponent: jax.Array | float = 0.0
     ) -> Sample:
-        """Draws sequences, with replacement; only where `ready`.
+        """Draws sequences, with replacement, by one key for all devices; only where `ready`.
 
-        Args:
-          memory: the replay of this device.
-          key: one typed key, equal on all devices.
-          importance_exponent: a scalar that replaces the option; None to use the option.
+        `importance_exponent` is that of the importance weights; 1 corrects fully for priorities.
         """
         shards, local = self._deal(ring_buffer.num_streams(memory.ring))
         each = self.batch_size // parallel.axis_size() // shards  # sequences of a shard
@@ -329,30 +321,24 @@ class Replay:
         if self.priority_exponent:
             index, probability = sum_tree.draw(memory.priorities, shard, draw_keys)
             count = self._starts(memory)[1].astype(jnp.float32)
-            power = self.importance_exponent if importance_exponent is None else importance_exponent
-            weight = (count * (probability * local)) ** -power
-            weight /= jax.lax.pmax(
-                jnp.max(weight), parallel.AXIS
-            )  # weights of at most 1 in the global batch
+            weight = (count * (probability * local)) ** -importance_exponent
+            # Weights of at most 1 in the global batch.
+            weight /= jax.lax.pmax(jnp.max(weight), parallel.AXIS)
+            item = Item(shard * local + index % local, index // local)  # as in `_set`
         else:
-            index = jax.vmap(lambda k: self._uniform(memory, local, k))(draw_keys)
-            weight = jnp.ones(index.shape)
-        # An item's index in its shard is `start * local + stream`; see `_items`.
-        start = index // local * ring_buffer.period(memory.ring)  # slot of its first time step
-        stream = shard * local + index % local  # number on this device
-        rollout = ring_buffer.cut(memory.ring, start, stream, self.sequence_length)
-        return Sample(rollout, Item(shard, index), weight, sample_keys)
+            item = jax.vmap(lambda s, k: self._uniform(memory, s, local, k))(shard, draw_keys)
+            weight = jnp.ones(shard.shape)
+        slot = item.start * ring_buffer.period(memory.ring)
+        rollout = ring_buffer.cut(memory.ring, slot, item.stream, self.sequence_length)
+        return Sample(rollout, item, weight, sample_keys)
 
     @_scope
     def update_priorities(self, memory: Memory, item: Item, priority: jax.Array | None) -> Memory:
         """Gives sequences new priorities; does nothing where draws are uniform.
 
-        Args:
-          memory: the replay of this device.
-          item: items, such as those of a `Sample`.
-          priority: float32 of the same shape, usually absolute TD errors; negative for sequences
-            without anything to learn, which are not drawn again: their importance weights would be
-            the largest, and scale down all others. None where draws are uniform.
+        Priorities, in the shape of the items, are usually absolute TD errors; negative for
+        sequences without anything to learn, which are not drawn again: their importance weights
+        would be the largest, and scale down all others. None where draws are uniform.
         """
         if not self.priority_exponent:
             return memory
@@ -364,37 +350,6 @@ class Replay:
         highest = jax.lax.pmax(jnp.max(value), parallel.AXIS)
         memory = memory._replace(highest=jnp.maximum(memory.highest, highest))
         return self._set(memory, item, value)
-
-    def prioritize_new(
-        self,
-        memory: Memory,
-        rollout: types.Rollout,
-        priority_fn: Callable[[types.Rollout], jax.Array | None],
-    ) -> Memory:
-        """Gives the sequences that a rollout completed their initial priorities.
-
-        Args:
-          memory: the replay, with that rollout.
-          rollout: `[T, B, ...]`, the latest one.
-          priority_fn: returns priorities `[K, B]`, given stored transitions `[L + K - 1, B, ...]`:
-            sequence `k` is the `L` transitions from `k` on. `K` is `T`, or 1 where sequences begin
-            where rollouts do. Steps from before the start of the run have no meaning. None leaves
-            the highest priority so far.
-        """
-        if not self.priority_exponent:
-            return memory
-        starts = self._new_starts(memory, _steps(rollout))
-        stream = jnp.arange(ring_buffer.num_streams(memory.ring))
-        first = jnp.broadcast_to(starts[0], stream.shape)
-        length = self.sequence_length + starts.shape[0] - 1
-        recent = ring_buffer.cut(memory.ring, first, stream, length)
-        priority = priority_fn(recent)
-        if priority is None:
-            return memory
-        priority = jnp.where(
-            starts[:, None] >= 0, priority, -1.0
-        )  # steps since the start of the run
-        return self.update_priorities(memory, self._items(memory, starts), priority)
 
     def _deal(self, streams: int) -> tuple[int, int]:
         """Returns the number of shards of this device, and of streams in each."""
@@ -412,34 +367,29 @@ class Replay:
         newest = (memory.head[0] - self.sequence_length) // period  # it ends at the head
         return oldest * period, jnp.maximum(newest - oldest + 1, 0)
 
-    def _new_starts(self, memory: Memory, steps: int) -> jax.Array:
-        """Returns the times `[K]` at which new sequences begin, oldest first; may be negative."""
-        period = ring_buffer.period(memory.ring)
-        newest = (memory.head[0] - self.sequence_length) // period * period
-        return newest - period * jnp.arange(steps // period - 1, -1, -1)
-
     def _items(self, memory: Memory, times: jax.Array) -> Item:
         """Returns the items `[K, B]` that begin at times `[K]`."""
-        shards, local = self._deal(ring_buffer.num_streams(memory.ring))
-        stream = jnp.arange(shards * local)  # [B]; shard `s` has the streams from `s * local` on
-        slot = times % ring_buffer.capacity(memory.ring)  # [K]
-        start = slot // ring_buffer.period(memory.ring)  # [K] in the ring
-        index = start[:, None] * local + stream % local  # [K, B] within the shard
-        return Item(jnp.broadcast_to(stream // local, index.shape), index)
+        slot = times[:, None] % ring_buffer.capacity(memory.ring)
+        stream = jnp.arange(ring_buffer.num_streams(memory.ring))[None]
+        return Item(*jnp.broadcast_arrays(stream, slot // ring_buffer.period(memory.ring)))
 
-    def _uniform(self, memory: Memory, local: int, key: jax.Array) -> jax.Array:
-        """Draws an index, of any start and stream of a shard."""
+    def _uniform(self, memory: Memory, shard: jax.Array, local: int, key: jax.Array) -> Item:
+        """Draws any start of any of the `local` streams of a shard."""
         stream_key, start_key = jax.random.split(key)
         oldest, count = self._starts(memory)
         period = ring_buffer.period(memory.ring)
         time = oldest + period * jax.random.randint(start_key, (), 0, count)
-        stream = jax.random.randint(stream_key, (), 0, local)
-        start = time % ring_buffer.capacity(memory.ring) // period  # number in the ring
-        return start * local + stream
+        stream = shard * local + jax.random.randint(stream_key, (), 0, local)
+        return Item(stream, time % ring_buffer.capacity(memory.ring) // period)
 
     def _set(self, memory: Memory, item: Item, value: jax.Array) -> Memory:
-        shard, index, value = (x.reshape(-1) for x in (item.shard, item.index, value))
-        return memory._replace(priorities=sum_tree.write(memory.priorities, shard, index, value))
+        stream, start, value = (x.reshape(-1) for x in (*item, value))
+        _, local = self._deal(ring_buffer.num_streams(memory.ring))
+        # Shard `s` has the streams from `s * local` on.
+        tree = sum_tree.write(
+            memory.priorities, stream // local, start * local + stream % local, value
+        )
+        return memory._replace(priorities=tree)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -447,8 +397,8 @@ class ReplayAgent(options.Learning, options.Adam):
     """Options and update of agents that learn from replay by Adam.
 
     A subclass has `net`, its network; `buffer`, a `Replay`; and `loss(params, sample, context)`,
-    whose output has the priorities. It may replace the methods `sample`, `stored`, `target_params`
-    and `initial_priorities`.
+    whose output has the priorities. It may replace the methods `init_params`, `sample`, `stored`,
+    `target_params` and `initial_priorities`.
 
     Attributes:
       batch_size: sequences of each gradient step, over all devices.
@@ -466,11 +416,14 @@ class ReplayAgent(options.Learning, options.Adam):
     priority_exponent: float = options.fraction(0.0)
     importance_exponent: float = options.fraction(0.0)
 
-    preprocess = functools.cached_property(preprocessing.of)
-
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
         return optimization.adam_of(self)
+
+    @property
+    def net(self) -> Any:
+        """The network."""
+        raise NotImplementedError
 
     @property
     def buffer(self) -> Replay:
@@ -479,13 +432,23 @@ class ReplayAgent(options.Learning, options.Adam):
 
     @property
     def target_period(self) -> int:
-        """Gradient steps between updates of target parameters; an option of agents with them."""
+        """See `agents.options`; an option of agents with target parameters."""
         return 1
 
     @property
     def target_rate(self) -> float:
-        """Step size of such an update, likewise."""
+        """See `agents.options`; an option of agents with target parameters."""
         return 1.0
+
+    def init_params(self, key: jax.Array) -> types.PyTree:
+        """Returns fresh parameters of the network."""
+        return self.net.init(key, networks.zero_timestep(self.spec))
+
+    def init_learner(self, key: jax.Array) -> optimization.Learner:
+        params = self.init_params(key)
+        normalizer = self.preprocess.init(environment.without_state(self.spec.observation))
+        target = self.target_params(params)
+        return optimization.Learner.create(self._optimizer.init(params), target, normalizer)
 
     def loss(
         self, params: types.PyTree, sample: Sample, context: optimization.Context
@@ -511,13 +474,11 @@ class ReplayAgent(options.Learning, options.Adam):
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
-        learner, memory = state
-        item = self.stored(rollout)
-        memory = self.buffer.add(memory, item)
-        num_steps = self.buffer.num_gradient_steps(memory, rollout, learner.update)
-        learner = learner.observe(item, self.preprocess)
+        stored = self.stored(rollout)
+        learner = state.learner.observe(stored, self.preprocess)
         priorities = functools.partial(self.initial_priorities, learner.normalizer)
-        memory = self.buffer.prioritize_new(memory, item, priorities)
+        memory = self.buffer.add(state.memory, stored, priorities)
+        num_steps = self.buffer.num_gradient_steps(memory, rollout, state.learner.update)
         learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
 
         def step(learner, memory, step_key):
@@ -539,13 +500,18 @@ class ReplayAgent(options.Learning, options.Adam):
         return rollout._replace(extras=(), actor_state=())
 
     def initial_priorities(self, normalizer: Any, recent: types.Rollout) -> jax.Array | None:
-        """Returns the priorities of new sequences, see `Replay.prioritize_new`."""
+        """Returns the priorities of new sequences, see `Replay.add`."""
         return None
 
     def sample(self, learner: optimization.Learner, memory: Memory, key: jax.Array) -> Sample:
         """Returns a batch to learn from, with preprocessed time steps."""
-        sample = self.buffer.sample(memory, key)
-        return sample.preprocessed(self.preprocess, learner.normalizer)
+        sample = self.buffer.sample(memory, key, self.importance_exponent_at(learner.agent_steps))
+        timestep = self.preprocess.apply(learner.normalizer, sample.rollout.timestep)
+        return sample._replace(rollout=sample.rollout._replace(timestep=timestep))
+
+    def importance_exponent_at(self, agent_steps: jax.Array) -> jax.Array | float:
+        """Returns the exponent of the importance weights after `agent_steps`."""
+        return self.importance_exponent
 
     def target_params(self, params: types.PyTree) -> types.PyTree:
         """Returns the part of the parameters that has target parameters."""
@@ -555,10 +521,8 @@ class ReplayAgent(options.Learning, options.Adam):
 def sequence_priority(error: jax.Array, weight: jax.Array, mix: float) -> jax.Array:
     """Returns the priorities `[B]` of sequences, those of Kapturowski et al. 2019.
 
-    Args:
-      error: `[T, B]` of the steps that are trained on.
-      weight: `[T, B]`; 0 where a step is excluded.
-      mix: weight of the largest error; the mean has the rest.
+    They mix the largest error `[T, B]`, with weight `mix`, and the mean. Steps of `weight` 0 are
+    excluded.
     """
     size = jnp.abs(error) * weight
     mean = jnp.sum(size, axis=0) / jnp.maximum(jnp.sum(weight, axis=0), 1.0)

@@ -30,21 +30,12 @@ from podracers import types
 
 
 def weights(timestep: types.TimeStep) -> jax.Array:
-    """Returns the loss weights `[T, B]`: 0 where the action was ignored, 1 elsewhere.
-
-    Args:
-      timestep: `[T + 1, B]`.
-    """
+    """Returns the loss weights `[T, B]`: 0 where the action was ignored, 1 elsewhere."""
     return (timestep.step_type[:-1] != types.LAST).astype(jnp.float32)
 
 
 def traces(timestep: types.TimeStep, lambda_: jax.Array | float) -> jax.Array:
-    """Returns the trace parameter of each transition, `[T, B]`: 0 into LAST, else `lambda_`.
-
-    Args:
-      timestep: `[T + 1, B]`.
-      lambda_: in `[0, 1]`.
-    """
+    """Returns the trace parameter of each transition, `[T, B]`: 0 into LAST, else `lambda_`."""
     return lambda_ * (timestep.step_type[1:] != types.LAST).astype(jnp.float32)
 
 
@@ -200,17 +191,15 @@ def clipped_surrogate(
 ) -> jax.Array:
     """Returns PPO's clipped policy loss `[...]`.
 
-    It is, with the ratio `ρ = exp(log_ratio)` and the advantage `A`:
+    It is, with the ratio `ρ = exp(log_ratio)`, the advantage `A` and `epsilon` `ε`:
 
         -min(ρ A, clip(ρ, 1 - ε, 1 + ε) A)
 
     Schulman et al., "Proximal Policy Optimization Algorithms", https://arxiv.org/abs/1707.06347.
     `rlax.clipped_surrogate_pg_loss` averages over time, which leaves no room for weights.
 
-    Args:
-      log_ratio: `log pi(a|s) - log mu(a|s)` of the learning and the acting policy.
-      advantage: advantage of the action; no gradient passes through it.
-      epsilon: distance from 1 at which the ratio is clipped.
+    `log_ratio` is `log pi(a|s) - log mu(a|s)` of the learning and the acting policy; no gradient
+    passes through the advantage.
     """
     chex.assert_equal_shape([log_ratio, advantage])
     advantage = jax.lax.stop_gradient(advantage)
@@ -224,15 +213,11 @@ def clipped_value(
 ) -> jax.Array:
     """Returns the worse of the value losses with and without clipping, `[...]`.
 
-    It is, with the prediction `v`, the target `G` and the value at the time of acting, `b`:
+    It is, with the prediction `v`, the target `G`, the behaviour `b` and the distance `ε`:
 
         max((v - G)², (b + clip(v - b, -ε, ε) - G)²) / 2
 
-    Args:
-      prediction: value from the learning parameters.
-      target: the return; no gradient passes through it.
-      behaviour: value at the time of acting; no gradient passes through it.
-      epsilon: distance from `behaviour` at which a value is clipped.
+    No gradient passes through `target` and `behaviour`, which is the value at the time of acting.
     """
     chex.assert_equal_shape([prediction, target, behaviour])
     behaviour = jax.lax.stop_gradient(behaviour)
@@ -249,9 +234,7 @@ def kl_estimate(log_ratio: jax.Array) -> jax.Array:
         ρ - 1 - log ρ
 
     Estimator `k3` of Schulman, "Approximating KL Divergence",
-    http://joschu.net/blog/kl-approx.html.
-
-    Args:
-      log_ratio: `log pi(a|s) - log mu(a|s)` of actions that `mu` sampled.
+    http://joschu.net/blog/kl-approx.html. `log_ratio` is `log pi(a|s) - log mu(a|s)` of actions
+    that `mu` sampled.
     """
     return jnp.exp(log_ratio) - 1.0 - log_ratio

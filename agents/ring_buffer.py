@@ -88,12 +88,7 @@ Ring = types.PyTree  # a `types.Rollout` whose leaves are `Rows`
 
 
 def zeros(rollout: types.Rollout, chunks: int) -> Ring:
-    """Returns an empty ring.
-
-    Args:
-      rollout: a template `[T, B, ...]` of the rollouts; only shapes and dtypes are used.
-      chunks: `C / T`, number of rollouts in the ring.
-    """
+    """Returns an empty ring of `C / T = chunks` rollouts; of `rollout` only shapes are used."""
     length, streams = rollout.timestep.reward.shape
     length -= 1
 

@@ -38,7 +38,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import inputs, optimization, options, preprocessing, replay, returns
+from agents import inputs, networks, optimization, options, preprocessing, replay, returns
 from agents.networks import encoders
 from agents.networks import sac as sac_networks
 from podracers import types
@@ -64,7 +64,7 @@ class _PolicyInput(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class SAC(replay.ReplayAgent):
+class SAC(inputs.NetworkAgent, replay.ReplayAgent):
     """Soft actor-critic with gradient steps after each rollout as `replay.Replay` counts them.
 
     `replay.ReplayAgent` describes the options that are not listed here. Target parameters are those
@@ -130,16 +130,9 @@ class SAC(replay.ReplayAgent):
     def action_head(self) -> sac_networks.SACHead:
         return sac_networks.head_from_spec(self.spec)
 
-    @functools.cached_property
-    def _inputs(self) -> inputs.Inputs:
-        """The network with its inputs."""
-        make = functools.partial(options.make, self, "network")
-        return inputs.Inputs(self.spec, lambda spec: make(spec, self.action_head))
-
     @property
-    def net(self) -> sac_networks.SACNetwork:
-        """The network that the option `network` makes."""
-        return self._inputs.network
+    def _outputs(self) -> sac_networks.SACHead:
+        return self.action_head
 
     @property
     def _target_entropy(self) -> float:
@@ -179,21 +172,19 @@ class SAC(replay.ReplayAgent):
         """Steps of a sequence before its first transition: frames of a stack, or the burn-in."""
         return self.burn_in if self.net.is_recurrent else self.net.memory_length or 0
 
-    def init_learner(self, key):
-        params = self.net.init(key, math.log(self.initial_temperature))
-        train_state = self._optimizer.init(params)
-        normalizer = self.preprocess.init(self.spec.observation)
-        return optimization.Learner.create(train_state, params.critic, normalizer)
+    def init_params(self, key):
+        return self.net.init(key, math.log(self.initial_temperature))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the latest frames of `B` streams, or cores and previous actions with a core."""
-        actor_state = self._inputs.initial_state(env_id.shape[0])
+        actor_state = super().init_actor(env_id, num_envs)
         return actor_state if self.net.is_recurrent else actor_state.core
 
     def actor_params(self, learner):
         """Returns the policy, its encoder, the statistics, and whether actions are random."""
         params = learner.params
-        encoder = self.net.encoder_params(params.critic)
+        # The part of the critics' parameters that `observe` and `encode` read.
+        encoder = {name: value for name, value in params.critic.items() if name == "encoder"}
         is_random = learner.agent_steps < self.random_steps
         return ActorParams(params.policy, encoder, learner.normalizer, is_random)
 
@@ -201,18 +192,21 @@ class SAC(replay.ReplayAgent):
         """Samples an action, or takes the mode (see `greedy_evaluation`)."""
         mask = encoders.action_mask(timestep.observation)
         timestep = self.preprocess.apply(params.normalizer, timestep)
-        timestep = self._inputs.of_step(actor_state, timestep)
+        timestep = self._step_inputs(actor_state, timestep)
         recurrent = self.net.is_recurrent
         core = actor_state.core if recurrent else actor_state
         observation, core = self.net.observe(params.encoder, core, timestep)
         features = self.net.encode(params.encoder, observation)
         outputs = self.net.outputs(params.policy, features)
-        greedy = bool(evaluation and self.greedy_evaluation)
-        action = self.action_head.act(outputs, mask, key, mode=greedy)
+        if evaluation and self.greedy_evaluation:
+            raw = self.action_head.mode(outputs, mask)
+        else:
+            raw = self.action_head.sample(outputs, mask, key)
+        action = self.action_head.to_action(raw)
         if self.random_steps and not evaluation:
             random = self.action_head.random(mask, key)
             action = jnp.where(params.is_random, random, action)
-        return action, self._inputs.next_state(core, action) if recurrent else core, ()
+        return action, self._next_state(core, action) if recurrent else core, ()
 
     def stored(self, rollout):
         """Returns the part of a rollout that replay stores: with a core, the actor state, too."""
@@ -232,7 +226,12 @@ class SAC(replay.ReplayAgent):
         if self.net.is_recurrent:  # target parameters have their own memory
             _, target_input_t = self._policy_inputs(context.target, timestep, sample)
         alpha = jnp.exp(frozen.log_temperature)
-        soft_value = self._soft_value(frozen, context.target, input_t, target_input_t)
+        features_t = self.net.encode(frozen.critic, input_t.observation)
+        target_features_t = self.net.encode(context.target, target_input_t.observation)
+        expected_t = self._expect(
+            frozen.policy, context.target, features_t, target_features_t, input_t
+        )
+        soft_value = expected_t.value + alpha * expected_t.entropy
         td_target = self.targets(timestep, soft_value)
         features = self.net.encode(params.critic, input_tm1.observation)
         seen = self.action_head.to_critics(action)
@@ -279,15 +278,17 @@ class SAC(replay.ReplayAgent):
 
     def _observations(self, critic, sample, shift_keys) -> types.PyTree:
         """Returns the inputs `[U + 1, N, ...]` of the encoder, or the outputs of the core."""
-        after = functools.partial(self.net.observe_after, critic, burn_in=self._num_earlier)
+        network, params = self.net.memory, critic.get("encoder", {})
+        after = functools.partial(networks.unroll_after, network, params, burn_in=self._num_earlier)
         shift = jax.vmap(lambda x, key: preprocessing.random_shifts(x, self.random_shift, key))
-        timestep = self._inputs.of_rollout(sample.rollout)
+        timestep = self._rollout_inputs(sample.rollout)
         shape = timestep.reward.shape
         if not self.net.is_recurrent:
             return shift(after(self.net.initial_core(shape[1]), timestep), shift_keys)
         core, timestep = self.net.memory.prepare(sample.rollout.actor_state.core, timestep)
         keys = jnp.broadcast_to(shift_keys[0, : shape[1]], shape)  # one shift of a sequence
-        return after(core, timestep._replace(observation=shift(timestep.observation, keys)))
+        timestep = timestep._replace(observation=shift(timestep.observation, keys))
+        return after(core, timestep)
 
     def targets(self, timestep, soft_value):
         """Returns the targets `[R]` of the values of the chosen actions.
@@ -297,18 +298,6 @@ class SAC(replay.ReplayAgent):
           soft_value: `[R]` of the second time step: the expected value with the policy's entropy.
         """
         return timestep.reward[1] + self.gamma * timestep.discount[1] * soft_value
-
-    def _soft_value(
-        self, params, target, input_t: _PolicyInput, target_input_t: _PolicyInput
-    ) -> jax.Array:
-        """Returns the soft values `[R]` of the target critics, without gradients.
-
-        `params` and `input_t` must be constants, because no gradient is stopped here.
-        """
-        features = self.net.encode(params.critic, input_t.observation)
-        target_features = self.net.encode(target, target_input_t.observation)
-        expected = self._expect(params.policy, target, features, target_features, input_t)
-        return expected.value + jnp.exp(params.log_temperature) * expected.entropy
 
     def _expect(
         self, policy, critic, features, critic_features, policy_input: _PolicyInput

@@ -41,13 +41,9 @@ def init(num_rows: int, num_items: int) -> SumTree:
 
 
 def write(tree: SumTree, row: jax.Array, item: jax.Array, value: jax.Array) -> SumTree:
-    """Sets priorities.
+    """Sets the priorities of items `[N]` of rows `[N]` to values `[N]`, which are not negative.
 
-    Args:
-      tree: the trees before.
-      row: `[N]` int32.
-      item: `[N]` int32; of repeated items, the last value is kept.
-      value: `[N]` float32, not negative.
+    Of repeated items, the last value is kept.
     """
     row, item, value, is_last = _in_order(row, item, value)
     nowhere = tree.levels[0].shape[1]

@@ -24,6 +24,7 @@ Model = Callable[[jax.Array, types.PyTree], tuple[mctx.RecurrentFnOutput, types.
 
 _KINDS = ("gumbel", "puct")
 _BOUNDS = ("node", "tree")
+_MAX_CONSIDERED_ACTIONS = 16  # actions that the root of "gumbel" tries
 
 
 class Plan(NamedTuple):
@@ -44,10 +45,6 @@ class Search:
         simulations, or "puct", the search of MuZero (https://arxiv.org/abs/1911.08265).
       num_simulations: model steps of each decision.
       max_depth: largest depth of a tree; all streams wait for the deepest.
-      max_num_considered_actions: actions that the root of "gumbel" tries.
-      value_scale: weight of scaled values beside the prior's logits in "gumbel"; mctx's name.
-      maxvisit_init: visits that are added to the largest number of a node's visits in that weight,
-        `value_scale * (maxvisit_init + visits)`; mctx's name.
       value_bounds: the values that are scaled to `[0, 1]`: those of a "node", as in mctx, or of
         the whole "tree", for actions of a node that differ little: the latest means, by the formula
         of MuZero's appendix B (its pseudocode keeps the extremes of all earlier means, too).
@@ -60,9 +57,6 @@ class Search:
     kind: str = "gumbel"
     num_simulations: int = options.count(16)
     max_depth: int = options.count(8)
-    max_num_considered_actions: int = options.count(16)
-    value_scale: float = options.positive(0.1, most=1e6)
-    maxvisit_init: float = options.non_negative(50.0, most=1e6)
     value_bounds: str = "node"
     min_value_range: float = options.positive(1e-8)
     dirichlet_alpha: float = options.positive(0.3)
@@ -81,14 +75,10 @@ class Search:
         temperature: jax.Array | float,
         key: jax.Array,
     ) -> Plan:
-        """Searches for each stream.
+        """Searches for each stream, from its root `[B, ...]` and by its key `[B]`.
 
-        Args:
-          model: model of the environment.
-          root: `[B, ...]` prior logits, values and embeddings.
-          legal: bool `[B, A]`, or None where every action is legal.
-          temperature: temperature of the actions; 0 for the best action, without any noise.
-          key: `[B]` typed keys.
+        Legal actions are bool `[B, A]`, or None where every action is legal. The temperature is
+        that of the actions; 0 gives the best action, without any noise.
         """
         legal = jnp.ones(root.prior_logits.shape, bool) if legal is None else legal
         # Some environments allow no action in a final state: then all count as legal.
@@ -120,7 +110,7 @@ class Search:
                 gumbel_scale=temperature,
                 qtransform=self._completed_values,
                 # mctx makes a table with this many rows, for any number of actions.
-                max_num_considered_actions=min(self.max_num_considered_actions, invalid.shape[-1]),
+                max_num_considered_actions=min(_MAX_CONSIDERED_ACTIONS, invalid.shape[-1]),
             )
         else:
             found = mctx.muzero_policy(
@@ -136,10 +126,7 @@ class Search:
     def _completed_values(self, tree: mctx.Tree, node: jax.Array) -> jax.Array:
         """Returns the scaled values `[A]` of a node's actions for "gumbel"."""
         completed = functools.partial(
-            mctx.qtransform_completed_by_mix_value,
-            value_scale=self.value_scale,
-            maxvisit_init=self.maxvisit_init,
-            epsilon=self.min_value_range,
+            mctx.qtransform_completed_by_mix_value, epsilon=self.min_value_range
         )
         if self.value_bounds == "node":
             return completed(tree, node)

@@ -85,7 +85,7 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
     _optimizer = functools.cached_property(optimization.adam_of)
 
     def init_learner(self, key: jax.Array) -> optimization.Learner:
-        network = self._init_params(key)
+        network = self.init_params(key)
         multipliers = jnp.full((len(self._bounds),), self.initial_multiplier, jnp.float32)
         log_temperature = jnp.log(jnp.float32(self.initial_temperature))
         params = Params(network, log_temperature, jnp.log(multipliers))

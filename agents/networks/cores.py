@@ -1,8 +1,11 @@
 """The memory of networks: recurrent cores and frame stacks.
 
-A core maps sequences `[T, B, ...]`, and is reset where `first` is true. One step is a sequence of
-length one, so unrolling and stepping are the same code. Products have the dtype of the features;
-recurrent states are float32, and counts int32.
+A core is a Flax module between the encoder and the heads. `initial_state(batch_size)` returns its
+state `[B, ...]` at the start of an episode. A call `core(state, features, first)` maps a state and
+features `[T, B, F]` to outputs `[T, B, H]` and the state after them; where `first` `[T, B]` is
+true, the state is reset before the step. One step is a sequence of length one, so unrolling and
+stepping are the same code. Products have the dtype of the features; recurrent states are float32,
+and counts int32.
 
 Axis legend: `T` time, `B` streams, `F` features, `H` units, `K` frames,
 `W` earlier steps of a window, `S = W + T`, `N` heads of `D` units.
@@ -11,7 +14,7 @@ Axis legend: `T` time, `B` streams, `F` features, `H` units, `K` frames,
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -20,22 +23,6 @@ import jax.numpy as jnp
 from podracers import errors, types
 
 _MASKED = -1e30  # logit of a step that attention must not read
-
-
-class Core(Protocol):
-    """A Flax module between the encoder and the heads."""
-
-    def initial_state(self, batch_size: int) -> Any:
-        """Returns the state `[B, ...]` at the start of an episode; `()` for no memory."""
-
-    def __call__(self, state: Any, features: jax.Array, first: jax.Array) -> tuple[jax.Array, Any]:
-        """Returns outputs `[T, B, H]` and the state after them.
-
-        Args:
-          state: `[B, ...]`.
-          features: `[T, B, F]`.
-          first: `[T, B]` bool; the state is reset before the step where it is true.
-        """
 
 
 def _reset(state: types.PyTree, first: jax.Array) -> types.PyTree:
@@ -123,8 +110,7 @@ class LSTM(_Recurrent):
     """
 
     def initial_state(self, batch_size: int) -> tuple[jax.Array, jax.Array]:
-        zeros = jnp.zeros((batch_size, self.size), jnp.float32)
-        return zeros, zeros
+        return (super().initial_state(batch_size),) * 2
 
     @nn.compact
     def __call__(self, state, features, first):
@@ -198,13 +184,8 @@ def _linear_scan(
 
     A reset is a decay of 0, so episodes need no other operator than `jax.lax.associative_scan`'s;
     Lu et al., "Structured State Space Models for In-Context Reinforcement Learning", 2023,
-    https://arxiv.org/abs/2303.03982.
-
-    Args:
-      state: `h` before the first step, `[B, H]`.
-      decay: `[T, B, H]`, of absolute value 1 or less.
-      inputs: `[T, B, H]`.
-      first: `[T, B]` bool; `h[t - 1]` counts as 0 where it is true.
+    https://arxiv.org/abs/2303.03982. `h` before the first step is `state` `[B, H]`, and counts as 0
+    where `first` `[T, B]` is true; absolute values of `decay` are 1 or less.
     """
 
     def combine(earlier: tuple, later: tuple) -> tuple:
@@ -264,8 +245,7 @@ class LRU(_Units):
         super().__post_init__()
 
     def initial_state(self, batch_size: int) -> tuple[jax.Array, jax.Array]:
-        zeros = jnp.zeros((batch_size, self.size), jnp.float32)
-        return zeros, zeros
+        return (super().initial_state(batch_size),) * 2
 
     @nn.compact
     def __call__(self, state, features, first):
@@ -439,20 +419,14 @@ def _orthogonal_blocks(num_blocks: int) -> nn.initializers.Initializer:
 def stack_frames(
     state: types.PyTree, observation: types.PyTree, first: jax.Array, num_frames: int
 ) -> tuple[types.PyTree, types.PyTree]:
-    """Rebuilds the stacks of the last `K` frames, without a scan and without a gather.
+    """Returns the stacks of the last `K` frames, and the state after them.
 
-    At the start of an episode the stack is filled with copies of the first frame. Frames are
-    stacked on the last axis, oldest first: `[H, W, C]` becomes `[H, W, K * C]`, `[H, W]` becomes
-    `[H, W, K]`, and `[F]` becomes `[K * F]`.
+    They are built without a scan and without a gather. At the start of an episode the stack is
+    filled with copies of the first frame. Frames are stacked on the last axis, oldest first:
+    `[H, W, C]` becomes `[H, W, K * C]`, `[H, W]` becomes `[H, W, K]`, and `[F]` becomes `[K * F]`.
 
-    Args:
-      state: previous frames, `[B, K - 1, ...]`, oldest first.
-      observation: `[T, B, ...]`.
-      first: `[T, B]` bool.
-      num_frames: number of frames in a stack, `K`.
-
-    Returns:
-      The stacks `[T, B, ...]`, and the state after them.
+    `state` has the previous frames, `[B, K - 1, ...]`, oldest first; `observation` is
+    `[T, B, ...]`, and `first` `[T, B]`.
     """
     # Steps since the episode began, if that was after time 0; else more than any lag.
     time = jnp.arange(first.shape[0])[:, None]

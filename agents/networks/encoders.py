@@ -51,12 +51,7 @@ def select(observation: types.PyTree, keys: Sequence[str] | None) -> types.PyTre
 
 
 def require_parts(spec: environment.EnvironmentSpec, **options: Sequence[str] | None) -> None:
-    """Raises errors.UserError unless the keys that options select are parts of observations.
-
-    Args:
-      spec: environment specification.
-      **options: keys for `select`, by the name of their option.
-    """
+    """Raises errors.UserError unless the keys of `options`, by name, are parts of observations."""
     parts = without_mask(spec.observation)
     if isinstance(parts, dict) and set(parts) == _EXTENDED:
         parts = parts["observation"]
@@ -70,17 +65,12 @@ def require_parts(spec: environment.EnvironmentSpec, **options: Sequence[str] | 
 
 
 def split_image(observation: types.PyTree) -> tuple[jax.Array | None, jax.Array | None]:
-    """Returns the image and the vector of an observation.
+    """Returns the image `[N, H, W, C]` and the vector `[N, F]` of an observation `[N, ...]`.
 
-    The image is the only leaf of rank three, or else the only one of rank two (`[H, W]`, without
-    channels). Its bytes are not converted, packed ones (`layouts.pack`) neither. Other dtypes, and
-    all those of the vector, pass `layers.as_floats`; bytes in the vector are divided by 255.
-
-    Args:
-      observation: leaves `[N, ...]`.
-
-    Returns:
-      `(image, vector)`, `[N, H, W, C]` and `[N, F]`; None for either where there is none.
+    Either is None where there is none. The image is the only leaf of rank three, or else the only
+    one of rank two (`[H, W]`, without channels). Its bytes are not converted, packed ones
+    (`layouts.pack`) neither. Other dtypes, and all those of the vector, pass `layers.as_floats`;
+    bytes in the vector are divided by 255.
     """
     leaves = jax.tree.leaves(without_mask(observation))
     image = None
@@ -233,8 +223,26 @@ class _ResidualSections(nn.Module):
         return layers.activate(images, layouts.relu, self.layer_norm)
 
 
-class ResidualTrunk(nn.Module):
-    """Convolutions and residual blocks, from images to images; for `layouts.on_images`.
+class _ResidualBlocks(nn.Module):
+    """Convolutions and residual blocks, see `ResidualImage`."""
+
+    channels: int
+    num_blocks: int
+    strides: Sequence[int]
+
+    @nn.compact
+    def __call__(self, images):
+        for index, stride in enumerate(self.strides):
+            if index:
+                images = layers.activate(images, layouts.relu, layer_norm=True)
+            images = layers.Conv(self.channels, stride=stride)(images)
+        for _ in range(self.num_blocks):
+            images = _residual_block(images, self.channels, layer_norm=True)
+        return images
+
+
+class ResidualImage(nn.Module):
+    """Convolutions and residual blocks, whose image is flattened and not mixed any further.
 
     Blocks normalise and rectify before each of their two convolutions (He et al., "Identity
     Mappings in Deep Residual Networks", 2016, https://arxiv.org/abs/1603.05027); the output is
@@ -251,32 +259,13 @@ class ResidualTrunk(nn.Module):
     strides: Sequence[int] = (1,)
 
     @nn.compact
-    def __call__(self, images):
-        for index, stride in enumerate(self.strides):
-            if index:
-                images = layers.activate(images, layouts.relu, layer_norm=True)
-            images = layers.Conv(self.channels, stride=stride)(images)
-        for _ in range(self.num_blocks):
-            images = _residual_block(images, self.channels, layer_norm=True)
-        return images
-
-
-class ResidualImage(nn.Module):
-    """A `ResidualTrunk`, whose image is flattened and not mixed any further.
-
-    Attributes:
-      trunk: the trunk.
-    """
-
-    trunk: ResidualTrunk
-
-    @nn.compact
     def __call__(self, observation):
         """Returns features `[N, H' * W' * C]`."""
         image, vector = image_or_error(observation, "ResidualImage")
         if vector is not None:
             raise errors.UserError("ResidualImage expects a single image; use CNN")
-        return _features(self.trunk, image)
+        trunk = _ResidualBlocks(self.channels, self.num_blocks, self.strides, name="trunk")
+        return _features(trunk, image)
 
 
 class CNN(nn.Module):

@@ -38,10 +38,8 @@ _QUADRATURE_NODES = 32
 def legal_values(values: jax.Array, mask: jax.Array | None) -> jax.Array:
     """Returns values `[..., A]` with -1e9 in place of those of illegal actions.
 
-    Args:
-      values: `[..., A]`.
-      mask: bool `[..., A]`, or None where every action is legal; all are where it allows none, as
-        in final states of some environments.
+    Every action is legal where the mask `[..., A]` is None or allows none, as in final states of
+    some environments.
     """
     if mask is None:
         return values
@@ -184,14 +182,11 @@ class Gaussian:
       minimum: lower bounds, `D` of them.
       maximum: upper bounds, `D` of them.
       shape: shape of the action; `D` is its size.
-      state_dependent_std: whether the log standard deviations come from the network rather than
-        from free parameters.
     """
 
     minimum: tuple[float, ...]
     maximum: tuple[float, ...]
     shape: tuple[int, ...]
-    state_dependent_std: bool = False
 
     @property
     def num_outputs(self) -> int:
@@ -200,8 +195,8 @@ class Gaussian:
 
     @property
     def num_free(self) -> int:
-        """`D` if the standard deviation does not depend on the observation, else 0."""
-        return 0 if self.state_dependent_std else len(self.minimum)
+        """`D`: the standard deviations."""
+        return len(self.minimum)
 
     @functools.cached_property
     def _unit(self) -> tuple[np.ndarray, np.ndarray]:
@@ -352,18 +347,13 @@ class CategoricalReturn:
 _CONTINUOUS = {"gaussian": Gaussian, "tanh_gaussian": TanhGaussian}
 
 
-def from_spec(
-    action_spec: specs.BoundedArray,
-    kind: str | None = None,
-    state_dependent_std: bool = False,
-) -> ActionHead:
+def from_spec(action_spec: specs.BoundedArray, kind: str | None = None) -> ActionHead:
     """Returns the head for an action specification.
 
     Args:
       action_spec: action specification, see `podracers.environment`.
       kind: "categorical", "multi_discrete", "gaussian" or "tanh_gaussian"; by default the first of
         them that fits the specification.
-      state_dependent_std: see `Gaussian`; other heads ignore it.
 
     Raises:
       UserError: the kind does not fit the specification, or no kind does.
@@ -388,5 +378,4 @@ def from_spec(
         minimum=tuple(minimum.tolist()),
         maximum=tuple(maximum.tolist()),
         shape=tuple(action_spec.shape),
-        state_dependent_std=state_dependent_std,
     )

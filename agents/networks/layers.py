@@ -69,27 +69,20 @@ class NoisyDense(nn.Module):
     Attributes:
       features: number of outputs, `O`.
       scale: scale of the orthogonal initializer of the mean.
-      deviation: initial standard deviation of each weight, times the root of `F`.
       num_cells: see `Dense`; each cell has noise of its own.
     """
 
     features: int
     scale: float = math.sqrt(2.0)
-    deviation: float = 0.5
     num_cells: int = 1
 
     @nn.compact
     def __call__(self, inputs: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Returns `[..., B, O]` for inputs `[..., B, F]`.
-
-        Args:
-          inputs: `[..., B, F]`.
-          key: `[B]` typed keys; None for the mean, without noise.
-        """
+        """Returns `[..., B, O]` for inputs `[..., B, F]`; without keys `[B]`, the mean."""
         num_inputs = inputs.shape[-1]
         make = functools.partial(Dense, self.features, num_cells=self.num_cells)
         mean = make(self.scale, name="mean")(inputs)
-        constant = self.deviation / math.sqrt(num_inputs / self.num_cells)
+        constant = 0.5 / math.sqrt(num_inputs / self.num_cells)  # as published
         deviation = make(constant=constant, name="deviation")
         if key is None:
             if self.is_initializing():
@@ -102,11 +95,9 @@ class NoisyDense(nn.Module):
 
 
 def one_hot(numbers: jax.Array, num_values: np.ndarray) -> jax.Array:
-    """Returns float32 codes `[..., sum(num_values)]`, those of each part after the other.
+    """Returns float32 codes `[..., sum(num_values)]` of integers `[..., D]`, part after part.
 
-    Args:
-      numbers: integers `[..., D]`; the code of one that is not in its range is zero.
-      num_values: number of values of each part, `[D]`.
+    Part `d` has `num_values[d]` values; the code of a number that is not in its range is zero.
     """
     part = np.repeat(np.arange(len(num_values)), num_values)
     value = np.concatenate([np.arange(size) for size in num_values])
@@ -127,10 +118,7 @@ def mlp(
       sizes: number of outputs of each layer; the inputs are returned if there are none.
       activation: elementwise function.
       name: prefix of the layers' names, `{name}_0` and so on; by default Flax chooses them.
-      layer_norm: whether each layer's outputs are normalised before the activation.
-
-    Returns:
-      `[..., sizes[-1]]`.
+      layer_norm: see `activate`.
     """
     for i, size in enumerate(sizes):
         layer = Dense(size, name=name and f"{name}_{i}")
@@ -146,13 +134,7 @@ def activate(
     """Applies layer normalisation, if requested, and an activation; call it in a compact method.
 
     Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450, over the
-    features of a row, or the channels of a place in an image.
-
-    Args:
-      values: outputs of a layer; features on the last axis, or in a trunk of `layouts.on_images` on
-        `layouts.feature_axis()`.
-      activation: elementwise function.
-      layer_norm: whether values are normalised.
+    features of a row, or the channels of a place in an image (`layouts.feature_axis`).
     """
     if layer_norm:
         axis = layouts.feature_axis()
@@ -169,7 +151,6 @@ class Conv(nn.Module):
       kernel: side of the kernel.
       stride: stride in both directions.
       padding: "SAME" or "VALID".
-      scale: scale of the orthogonal initializer.
       pool: whether a maximum over windows of 3 x 3, two apart, follows, before the bias: the same
         outputs, and the bias adds up the gradients of a quarter of the pixels.
     """
@@ -178,16 +159,14 @@ class Conv(nn.Module):
     kernel: int = 3
     stride: int = 1
     padding: str = "SAME"
-    scale: float = math.sqrt(2.0)
     pool: bool = False
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Returns the convolution plus bias, `[N, H', W', O]`.
+        """Returns the convolution of images `[N, H, W, C]` plus bias, `[N, H', W', O]`.
 
-        Args:
-          images: `[N, H, W, C]`; floats, or bytes as 255ths; of `layouts.pack` for a stride of 4
-            without padding.
+        Images are floats, or bytes as 255ths; those of `layouts.pack` for a stride of 4 without
+        padding.
         """
         if self.is_initializing():
             errors.require_count(self, "features", "kernel", "stride")
@@ -198,7 +177,7 @@ class Conv(nn.Module):
                 f"{self.kernel} x {self.kernel}; use encoders.CNN with padding = 'SAME'"
             )
         shape = (self.kernel, self.kernel, channels, self.features)
-        kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), shape)
+        kernel = self.param("kernel", nn.initializers.orthogonal(math.sqrt(2.0)), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         dtype = precision.compute_dtype()
         kernel, bias = kernel.astype(dtype), bias.astype(dtype)
@@ -206,14 +185,10 @@ class Conv(nn.Module):
 
 
 def take(values: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns `values[..., index]`, such as those of the actions that were taken.
+    """Returns `values[..., index]` of `[..., A]`, such as those of the actions that were taken.
 
     The gradient of an indexing is a scatter, which is slow on a CPU, and which a TPU executes
-    number by number; that of this selection is a selection.
-
-    Args:
-      values: `[..., A]`.
-      index: int32, which broadcasts to `values.shape[:-1]`.
+    number by number; that of this selection is a selection. `index` broadcasts to `[...]`.
     """
     chosen = index[..., None] == jnp.arange(values.shape[-1])
     return jnp.sum(jnp.where(chosen, values, 0.0), axis=-1)

@@ -1,13 +1,10 @@
 """MuZero's learnt model: representation, dynamics, prediction.
 
 The latent state is scaled to [0, 1]; Schrittwieser et al., "Mastering Atari, Go, chess and shogi by
-planning with a learned model", 2020, https://arxiv.org/abs/1911.08265, appendix G. In `model` it is
-a vector, from any encoder, and the dynamics are dense layers. In `image_model` it is an image, as
-published, stored flat, and the dynamics are convolutions over the image and a plane for each
-action. Predictions are dense layers.
+planning with a learned model", 2020, https://arxiv.org/abs/1911.08265, appendix G. It is a vector,
+from any encoder, and dynamics and predictions are dense layers.
 
-Axis legend: `T` time, `B` streams, `F` features, `A` actions, `Z` atoms, `H` `W` `C` height, width
-and channels.
+Axis legend: `T` time, `B` streams, `F` features, `A` actions, `Z` atoms.
 """
 
 import functools
@@ -19,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import layouts
 from agents.networks import encoders, layers
 from agents.networks import network as networks
 from podracers import environment, errors
@@ -52,16 +48,11 @@ class _Hidden(nn.Module):
         return hidden.astype(jnp.float32)
 
 
-class Representation(nn.Module):
-    """From observations to latents.
-
-    Attributes:
-      torso: encoder, with no core that has a memory.
-      latent_size: size of the latent, `F`; None where it is the features of the torso.
-    """
+class _Representation(nn.Module):
+    """From observations to latents."""
 
     torso: networks.Torso
-    latent_size: int | None
+    latent_size: int
 
     def initial_states(self, batch_size: int) -> tuple:
         return (self.torso.initial_state(batch_size),)
@@ -70,61 +61,36 @@ class Representation(nn.Module):
     def __call__(self, states, observation, first):
         """Returns latents `[T, B, F]` and the states after them."""
         latent, state = self.torso(states[0], observation, first)
-        if self.latent_size is not None:
-            latent = layers.Dense(self.latent_size, scale=1.0)(latent)
+        latent = layers.Dense(self.latent_size, scale=1.0)(latent)
         return scale_latent(latent), (state,)
 
 
-class Dynamics(nn.Module):
-    """From a latent and an action to the next latent and the reward.
-
-    Attributes:
-      num_actions: number of actions, `A`.
-      num_atoms: number of atoms of the reward, `Z`.
-      hidden_sizes: sizes of the hidden layers; of the reward alone if the latent is an image.
-      image_shape: shape `[H, W, C]` of a latent that is an image; None for a vector.
-      num_blocks: number of residual blocks on images.
-    """
+class _Dynamics(nn.Module):
+    """From a latent and an action to the next latent and the reward."""
 
     num_actions: int
     num_atoms: int
-    hidden_sizes: Sequence[int] = (128,)
-    image_shape: tuple[int, int, int] | None = None
-    num_blocks: int = 1
+    hidden_sizes: tuple[int, ...]
 
     @nn.compact
     def __call__(self, latent, action):
         """Returns the latent `[..., F]` and logits `[..., Z]` of the reward."""
         taken = jax.nn.one_hot(action, self.num_actions)
-        if self.image_shape is None:
-            hidden = _Hidden(self.hidden_sizes)(jnp.concatenate([latent, taken], axis=-1))
-            change = layers.Dense(latent.shape[-1], scale=1.0, name="change")(hidden)
-        else:
-            images = latent.reshape(-1, *self.image_shape)
-            planes = taken.reshape(-1, 1, 1, self.num_actions)
-            planes = jnp.broadcast_to(planes, (*images.shape[:3], self.num_actions))
-            trunk = encoders.ResidualTrunk(self.image_shape[-1], self.num_blocks)
-            change = layouts.on_images(trunk, jnp.concatenate([images, planes], axis=-1))
-            change = change.reshape(latent.shape).astype(jnp.float32)
-            hidden = _Hidden(self.hidden_sizes)(jax.nn.relu(change))
+        hidden = _Hidden(self.hidden_sizes)(jnp.concatenate([latent, taken], axis=-1))
+        change = layers.Dense(latent.shape[-1], scale=1.0, name="change")(hidden)
         reward = layers.Dense(self.num_atoms, scale=0.01, name="reward")(hidden)
         return scale_latent(latent + change), reward
 
 
-class Predictor(nn.Module):
+class _Predictor(nn.Module):
     """From a latent, or from features of an observation, to a policy and a value.
 
-    Attributes:
-      num_actions: number of actions, `A`.
-      num_atoms: number of atoms of the value, `Z`.
-      hidden_sizes: sizes of the hidden layers.
-      num_cells: number of cells of the policy's layer, see `layers.Dense`; with several, its inputs
-        are the latent.
+    With several cells, the inputs of the policy's layer are the latent.
     """
 
     num_actions: int
     num_atoms: int
-    hidden_sizes: Sequence[int] = (128,)
+    hidden_sizes: tuple[int, ...]
     num_cells: int = 1
 
     @nn.compact
@@ -137,15 +103,12 @@ class Predictor(nn.Module):
         return Prediction(policy, value)
 
 
-class Projector(nn.Module):
+class _Projector(nn.Module):
     """From latents to projections, which the consistency loss compares.
 
     Ye et al., "Mastering Atari Games with Limited Data", 2021, https://arxiv.org/abs/2111.00210,
     with layer normalisation instead of batch normalisation, and two layers in the projection, not
     three.
-
-    Attributes:
-      size: size of a projection, and of all layers.
     """
 
     size: int
@@ -163,9 +126,9 @@ class Model(NamedTuple):
     """The networks of representation, dynamics and prediction."""
 
     representation: networks.Composed
-    dynamics: Dynamics
-    predictor: Predictor
-    projector: Projector | None = None  # a consistency loss reads it
+    dynamics: _Dynamics
+    predictor: _Predictor
+    projector: _Projector | None = None  # a consistency loss reads it
 
     def init(self, key: jax.Array):
         """Returns parameters, with an entry for each network."""
@@ -195,10 +158,8 @@ class Model(NamedTuple):
     def inconsistency(self, params, imagined: jax.Array, observed: jax.Array) -> jax.Array:
         """Returns the negative cosine similarity `[...]` of projections, in [-1, 1].
 
-        Args:
-          params: as `init` returns them.
-          imagined: latents `[..., F]` of the dynamics, of which projections are predicted.
-          observed: latents `[..., F]` of the same steps' observations; no gradient passes.
+        Those of `observed` latents `[..., F]`, through which no gradient passes, are predicted from
+        the latents `imagined` by the dynamics.
         """
         assert self.projector is not None
         project = functools.partial(networks.apply, self.projector, params["projector"])
@@ -232,68 +193,22 @@ def model(
       frame_stack: number of frames in the encoder's input; 1 for no stack.
       latent_size: size of the latent.
       hidden_sizes: sizes of the hidden layers of dynamics and of prediction.
-      projection_size: size of a `Projector`; None without a consistency loss.
+      projection_size: size of projections for a consistency loss; None without one.
     """
     errors.require_types(model, locals())
     torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core)
     sizes = num_actions, num_atoms, tuple(hidden_sizes)
-    module = Representation(torso, latent_size)
+    module = _Representation(torso, latent_size)
     representation = networks.Composed(spec, module, frame_stack, torso.encoder)
-    projector = Projector(projection_size) if projection_size else None
-    return Model(representation, Dynamics(*sizes), Predictor(*sizes), projector)
+    projector = _Projector(projection_size) if projection_size else None
+    return Model(representation, _Dynamics(*sizes), _Predictor(*sizes), projector)
 
 
-def image_model(
-    spec: environment.EnvironmentSpec,
-    num_actions: int,
-    num_atoms: int,
-    *,
-    channels: int = 16,
-    num_blocks: int = 1,
-    strides: Sequence[int] = (1,),
-    frame_stack: int = 1,
-    hidden_sizes: Sequence[int] = (128,),
-    projection_size: int | None = None,
-) -> Model:
-    """Returns the three networks of a latent that is an image.
-
-    Args:
-      spec: environment specification, of observations that are one image.
-      num_actions: number of actions, `A`.
-      num_atoms: number of atoms of rewards and values, `Z`.
-      channels: number of channels of the latent, `C`, and of every convolution.
-      num_blocks: number of residual blocks, of the representation and of the dynamics.
-      strides: strides of the representation's first convolutions.
-      frame_stack: number of frames in its input; 1 for no stack.
-      hidden_sizes: sizes of the hidden layers of rewards and of prediction.
-      projection_size: size of a `Projector`; None without a consistency loss.
-    """
-    errors.require_types(image_model, locals())
-    encoder = encoders.ResidualImage(encoders.ResidualTrunk(channels, num_blocks, strides))
-    image = jax.tree.map(lambda x: x[None], spec.zero_observation())
-    height, width = encoders.image_or_error(image, "image_model")[0].shape[1:3]
-    for stride in strides:
-        height, width = -(-height // stride), -(-width // stride)
-    torso = networks.Torso(encoder)
-    sizes = num_actions, num_atoms, tuple(hidden_sizes)
-    return Model(
-        networks.Composed(spec, Representation(torso, latent_size=None), frame_stack),
-        Dynamics(*sizes, (height, width, channels), num_blocks),
-        Predictor(*sizes),
-        Projector(projection_size) if projection_size else None,
-    )
-
-
-class PolicyValue(nn.Module):
-    """AlphaZero's network: a policy and a value of observations.
-
-    Attributes:
-      torso: encoder, with no core that has a memory.
-      predictor: layers after it.
-    """
+class _PolicyValue(nn.Module):
+    """AlphaZero's network: a policy and a value of observations."""
 
     torso: networks.Torso
-    predictor: Predictor
+    predictor: _Predictor
 
     def initial_states(self, batch_size: int) -> tuple:
         return (self.torso.initial_state(batch_size),)
@@ -328,5 +243,5 @@ def policy_value(
     """
     errors.require_types(policy_value, locals())
     torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core)
-    predictor = Predictor(num_actions, num_atoms, tuple(hidden_sizes), num_cells)
-    return networks.Composed(spec, PolicyValue(torso, predictor), encoder=torso.encoder)
+    predictor = _Predictor(num_actions, num_atoms, tuple(hidden_sizes), num_cells)
+    return networks.Composed(spec, _PolicyValue(torso, predictor), encoder=torso.encoder)

@@ -55,14 +55,11 @@ class Network(Protocol):
         """Returns outputs `[T, B, ...]` and the core after them; equals a scan of `step`."""
 
     def prepare(self, core: Any, timestep: types.TimeStep) -> tuple[Any, types.TimeStep]:
-        """Moves the frames of the core into the observations; recurrent states stay in it.
+        """Moves the frames of the core `[B, ...]` into the observations `[T, B, ...]`.
 
         Agents that learn from time steps more than once call it first. The outputs of `unroll` stay
-        the same. If not `is_recurrent`, each time step then stands alone, and the core is empty.
-
-        Args:
-          core: `[B, ...]` before the first time step.
-          timestep: `[T, B, ...]`.
+        the same. Recurrent states stay in the core; without them, each time step then stands alone,
+        and the core is empty.
         """
 
 
@@ -135,14 +132,7 @@ class Composed:
         return jax.tree.map(lambda x: x[0], output), core
 
     def unroll(self, params, core, timestep, key=None):
-        """Returns outputs `[T, B, ...]` and the core after them.
-
-        Args:
-          params: parameters.
-          core: `[B, ...]`.
-          timestep: `[T, B, ...]`.
-          key: `[B]` typed keys for a module that is noisy; None for no noise, and for others.
-        """
+        """See `Network`; `key` `[B]` is for a module that is noisy, and None for no noise."""
         observation, states, frames = self._inputs(core, timestep)
         noise = () if key is None else (key,)
         output, states = apply(
@@ -379,19 +369,10 @@ def actor_critic(
 def unroll_after(
     network: Network, params: types.PyTree, core: Any, timestep: types.TimeStep, burn_in: int
 ) -> Any:
-    """Returns the outputs of the time steps after a burn-in, which only updates the core.
+    """Returns the outputs `[T - burn_in, B, ...]` of the time steps after a burn-in.
 
-    No gradient passes through the burn-in, and no encoder runs on it for a frame stack alone.
-
-    Args:
-      network: network to unroll.
-      params: its parameters.
-      core: its core `[B, ...]` before the first time step.
-      timestep: time steps `[T, B, ...]`.
-      burn_in: number of time steps of the burn-in.
-
-    Returns:
-      `[T - burn_in, B, ...]`.
+    The burn-in, the first `burn_in` of the time steps `[T, B, ...]`, only updates the core
+    `[B, ...]`. No gradient passes through it, and no encoder runs on it for a frame stack alone.
     """
     if burn_in:
         before = jax.tree.map(lambda x: x[:burn_in], timestep)
@@ -407,17 +388,10 @@ def unroll_in_parts(
     timestep: types.TimeStep,
     read: Callable[[Any], jax.Array],
 ) -> jax.Array:
-    """Returns `read(output)` of all time steps, computed in parts for long rollouts of images.
+    """Returns `read(output)` of all time steps `[T, B, ...]`, after the core `[B, ...]`.
 
-    It is not meant to be differentiated. Activations of 256 x 128 Atari frames would take gigabytes
-    at once.
-
-    Args:
-      network: network to unroll.
-      params: its parameters.
-      core: its core `[B, ...]` before the first time step.
-      timestep: time steps `[T, B, ...]`.
-      read: function of the outputs `[T, B, ...]`.
+    It is computed in parts for long rollouts of images, because activations of 256 x 128 Atari
+    frames would take gigabytes at once. It is not meant to be differentiated.
     """
     length = timestep.step_type.shape[0]
     parts = -(-parallel.num_bytes(timestep.observation) // _BYTES_AT_ONCE)

@@ -57,11 +57,8 @@ def value(statistics: Statistics, normalized: jax.Array) -> jax.Array:
 def update(params: dict, target: types.Mean, square: types.Mean, rate: float) -> dict:
     """Moves the statistics towards those of a batch, and the weights so that all values stay.
 
-    Args:
-      params: parameters of a network with statistics.
-      target: targets of this device's part of the batch.
-      square: their squares.
-      rate: step size; the first steps are larger, so that the first batches count equally.
+    `target` and `square` are the targets of this device's part of the batch, and their squares.
+    `rate` is the step size; the first steps are larger, so that the first batches count equally.
     """
     old, layer = params[NAME], params["value"]
     updates = old.updates + 1.0

@@ -15,29 +15,16 @@ from agents.networks import network as networks
 from podracers import environment, errors
 
 
-class QModule(nn.Module):
-    """The values of actions.
-
-    Attributes:
-      num_actions: number of actions, `A`.
-      torso: encoder and core.
-      dueling: whether values are the sum of a state value and of advantages with mean 0; Wang et
-        al., "Dueling Network Architectures", https://arxiv.org/abs/1511.06581.
-      head_hidden_sizes: sizes of the ReLU layers that each head (the actions' and, with `dueling`,
-        the state's) has before its linear layer; `(512,)` in that paper.
-      num_atoms: `Z`, number of logits for each action, of the distribution of its return; None for
-        its value alone.
-      noisy: whether the heads are of `layers.NoisyDense`.
-      num_cells: number of cells of the linear layer of the actions, see `layers.Dense`.
-    """
+class _Module(nn.Module):
+    """The values of actions; see `q_network`."""
 
     num_actions: int
     torso: networks.Torso
-    dueling: bool = False
-    head_hidden_sizes: Sequence[int] = ()
-    num_atoms: int | None = None
-    noisy: bool = False
-    num_cells: int = 1
+    dueling: bool
+    head_hidden_sizes: tuple[int, ...]
+    num_atoms: int | None
+    noisy: bool
+    num_cells: int
 
     def initial_states(self, batch_size: int) -> tuple:
         return (self.torso.initial_state(batch_size),)
@@ -46,11 +33,7 @@ class QModule(nn.Module):
     def __call__(self, states, observation, first, key=None):
         """Returns values `[T, B, A]`, or logits `[T, B, A, Z]`, and the states after it.
 
-        Args:
-          states: state of the torso.
-          observation: `[T, B, ...]`.
-          first: bool `[T, B]`, where episodes begin.
-          key: `[B]` typed keys, if it is noisy; None for no noise.
+        With keys `[B]`, the heads are noisy.
         """
         features, state = self.torso(states[0], observation, first)
         keys = _split(key)
@@ -112,15 +95,18 @@ def q_network(
       encoder: module of `agents.networks.encoders`; by default two ReLU layers of 64.
       core: module of `agents.networks.cores`; by default none.
       frame_stack: number of stacked frames of the encoder; 1 for no stack.
-      dueling: see `QModule`.
-      head_hidden_sizes: see `QModule`.
-      num_atoms: see `QModule`; then the output is `[..., A, Z]`.
-      noisy: see `QModule`.
+      dueling: whether values are the sum of a state value and of advantages with mean 0; Wang et
+        al., "Dueling Network Architectures", https://arxiv.org/abs/1511.06581.
+      head_hidden_sizes: sizes of the ReLU layers that each head (the actions' and, with `dueling`,
+        the state's) has before its linear layer; `(512,)` in that paper.
+      num_atoms: `Z`, number of logits for each action, of the distribution of its return, and then
+        the output is `[..., A, Z]`; None for its value alone.
+      noisy: whether the heads are of `layers.NoisyDense`.
       num_cells: see `networks.actor_critic`; it needs no `head_hidden_sizes`, which mix cells.
     """
     errors.require_types(q_network, locals())
     torso = networks.Torso(encoder or encoders.MLP(activation="relu"), core)
     sizes = tuple(head_hidden_sizes)
     networks.require_cells(num_cells, core=core, head_hidden_sizes=sizes)
-    module = QModule(num_actions, torso, dueling, sizes, num_atoms, noisy, num_cells)
+    module = _Module(num_actions, torso, dueling, sizes, num_atoms, noisy, num_cells)
     return networks.Composed(spec, module, frame_stack, torso.encoder, torso.packs_frames)

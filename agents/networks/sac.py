@@ -43,15 +43,12 @@ class Continuous(heads.TanhGaussian):
     The critics' inputs and the entropies are in units of the bounds.
     """
 
-    state_dependent_std: bool = True
     num_values = 1
     default_target_entropy = -1.0
     most_target_entropy = math.log(2.0)  # entropy of the uniform policy
     default_greedy_evaluation = True  # the mean action, as published
 
-    def act(self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array, mode: bool):
-        """Returns an action of each row for the environment; the most probable if `mode`."""
-        raw = self.mode(outputs, mask) if mode else self.sample(outputs, mask, key)
+    def to_action(self, raw: jax.Array) -> jax.Array:
         return self._to_environment(jnp.tanh(raw))
 
     def random(self, mask: jax.Array | None, key: jax.Array) -> jax.Array:
@@ -100,9 +97,6 @@ class Discrete(heads.Categorical):
     default_target_entropy = 0.98
     most_target_entropy = 1.0
     default_greedy_evaluation = False
-
-    def act(self, outputs, mask, key, mode):
-        return self.mode(outputs, mask) if mode else self.sample(outputs, mask, key)
 
     def random(self, mask, key):
         noise = jax.vmap(lambda k: jax.random.uniform(k, (self.num_values,)))(key)
@@ -249,8 +243,7 @@ class SACNetwork:
       critic: module, `critic(features, action)`, with a method `encode`.
       memory: network that stacks frames; with a core, the encoder and the core behind the stack,
         and then `critic.encoder` is None.
-      policy_keys: parts of a dict observation that the policy reads; None for everything.
-      critic_keys: the same of the critics; equal to `policy_keys` if they share an encoder.
+      policy_keys: see `sac_network`, as `critic_keys`.
     """
 
     spec: environment.EnvironmentSpec
@@ -297,17 +290,6 @@ class SACNetwork:
     ) -> tuple[types.PyTree, Any]:
         """Returns the input of `encode` for a time step `[B, ...]`, and the core after it."""
         return self.memory.step(critic.get("encoder", {}), core, timestep)
-
-    def observe_after(
-        self, critic: types.PyTree, core: Any, timestep: types.TimeStep, burn_in: int
-    ) -> types.PyTree:
-        """Returns the inputs of `encode` for `[T, B, ...]` without the first `burn_in`."""
-        encoder = critic.get("encoder", {})
-        return networks.unroll_after(self.memory, encoder, core, timestep, burn_in)
-
-    def encoder_params(self, critic: types.PyTree) -> types.PyTree:
-        """Returns the part of the critics' parameters that `observe` and `encode` need."""
-        return {name: value for name, value in critic.items() if name == "encoder"}
 
     def encode(self, critic: types.PyTree, observation: types.PyTree) -> types.PyTree:
         """Returns features `[N, ...]`, or the input where `critic` has no encoder."""

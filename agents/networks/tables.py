@@ -12,13 +12,9 @@ from podracers import errors
 
 
 def sum_rows(table: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns the sum of rows of a table, `[..., D]`.
+    """Returns the sums `[..., D]` of rows `[..., F]` of a table `[S, D]`; no row for `S` and more.
 
     Rows are gathered, since a product of one-hot rows with a table would multiply mostly zeros.
-
-    Args:
-      table: `[S, D]`.
-      rows: `[..., F]` integers from 0; those of `S` and more stand for no row.
     """
     gathered = jnp.take(table, rows, axis=0, mode="fill", fill_value=0.0)
     return jnp.sum(gathered, axis=-2)

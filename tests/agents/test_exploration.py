@@ -43,6 +43,6 @@ def test_each_stream_explores_by_itself():
 def test_where_nothing_is_legal_everything_counts():
     """Some environments mask all actions of a final state; its value must stay finite."""
     nothing = jnp.zeros((1, 4), bool)
-    legal = exploration.legal_q_values(VALUES, {"action_mask": nothing})
+    legal = heads.legal_values(VALUES, nothing)
     np.testing.assert_array_equal(legal, VALUES)
     assert heads.legal_argmax(VALUES, nothing) == 1

@@ -22,6 +22,10 @@ ACTIONS = {
 }
 
 
+class _Agent(inputs.NetworkAgent):
+    previous_action_and_reward = True
+
+
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_the_previous_action_and_reward_are_zero_at_the_start_of_an_episode(actions):
     """Actions of a rollout are seen one step later."""
@@ -33,7 +37,7 @@ def test_the_previous_action_and_reward_are_zero_at_the_start_of_an_episode(acti
     reward = jnp.array([[7.0], [2.0], [3.0]])  # the reward at FIRST is ignored
     timestep = types.TimeStep(jnp.ones((3, 1, 3)), reward, jnp.ones((3, 1)), step_type)
     rollout = types.Rollout(timestep, action[1:], (), inputs.ActorState((), action[0]))
-    seen = inputs.Inputs(spec, None, True).of_rollout(rollout)
+    seen = _Agent(spec)._rollout_inputs(rollout)
     assert seen.reward is reward
     expected = np.array([[0], [1], [1]]) * features
     np.testing.assert_array_equal(seen.observation["previous_action"][:, 0], expected)
@@ -46,7 +50,7 @@ def test_the_previous_action_and_reward_are_zero_at_the_start_of_an_episode(acti
 )
 def test_the_spec_fits_the_inputs_and_masks_stay_outermost(actions, masked):
     environment = streams.RandomEpisodes(actions=actions, masked=masked)
-    spec = inputs.extended_spec(environment.spec)
+    spec = _Agent(environment.spec)._network_spec
     zero = inputs.zero_action(environment.spec.action, 5)
     head = heads.from_spec(environment.spec.action)
     chosen = head.to_action(head.mode(jnp.zeros((5, head.num_outputs)), None))

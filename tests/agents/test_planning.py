@@ -5,18 +5,18 @@ Axis legend: `T` time, `N` sequences, `K` unrolled steps, `A` actions.
 
 import dataclasses
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dm_env import specs
 
 from agents import alphazero, muzero, optimization, planning, replay, returns, tree_search
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from environments import catch, wrappers
-from podracers import environment, evaluation, types
+from podracers import evaluation, types
 from tests import contract, streams
 from tests.agents import experience
 
@@ -165,7 +165,8 @@ def test_initial_priorities_are_those_of_the_states_after_the_burn_in(made):
     count = len(timestep.reward) - agent.buffer.sequence_length
     assert count == 1
     for begin in (0, 2):
-        found = planning.initial_priorities(agent, timestep, extras, begin)
+        with mock.patch.object(muzero.MuZero, "_burn_in", begin):
+            found = agent.initial_priorities((), sample.rollout)
         np.testing.assert_allclose(found, error[begin : begin + count], rtol=1e-5)
 
 
@@ -211,28 +212,6 @@ def test_searches_are_repeated_with_the_latest_parameters(made):
     assert np.max(np.abs(found.policy - sample.rollout.extras.policy)) > 0.1
     kept = reanalyzed(params, sample, False).rollout.extras
     streams.assert_same(kept, sample.rollout.extras)
-
-
-def test_images_are_imagined_with_a_plane_for_each_action():
-    """The action reaches every place alike."""
-    image = specs.Array((6, 5, 4), np.float32)
-    spec = environment.EnvironmentSpec("Images", image, specs.DiscreteArray(3))
-    model = muzero_networks.image_model(spec, 3, 9, channels=2, strides=(2,), hidden_sizes=(4,))
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    latent = np.random.default_rng(0).uniform(size=(1, 3 * 3 * 2)).astype(np.float32)
-    # Without blocks and with a kernel that sees actions alone, the change is the action's number.
-    kernel = params["dynamics"]["ResidualTrunk_0"]["Conv_0"]["kernel"]
-    assert kernel.shape == (3, 3, 2 + 3, 2)
-    change = jnp.arange(3.0)[:, None] * jnp.array([1.0, 2.0])  # [A, channels]
-    kernel = kernel.at[1, 1, 2:].set(change)
-    params["dynamics"]["ResidualTrunk_0"]["Conv_0"]["kernel"] = kernel
-    imagine = jax.jit(model.imagine)
-    after, reward = imagine(params, jnp.repeat(latent, 3, axis=0), jnp.arange(3))
-    assert reward.shape == (3, 9)
-    expected = (latent.reshape(1, -1, 2) + change[:, None]).reshape(3, -1)
-    expected = muzero_networks.scale_latent(expected)
-    np.testing.assert_allclose(after, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_latents_span_zero_to_one_and_equal_ones_stay_finite():

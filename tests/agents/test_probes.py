@@ -221,7 +221,7 @@ def _values(agent, params, learnt, observation):
     if not isinstance(agent, sac.SAC):
         return extras.value
     # SAC acts without its critics.
-    timestep = agent._inputs.of_step(core, timestep)
+    timestep = agent._step_inputs(core, timestep)
     memory = core.core if agent.net.is_recurrent else core
     features, _ = agent.net.observe(learnt.critic, memory, timestep)
     values = agent.net.values(learnt.critic, features, agent.action_head.to_critics(action))

@@ -50,8 +50,8 @@ class Case(NamedTuple):
     @property
     def replay(self) -> replay.Replay:
         capacity = self.capacity * self.num_streams + self.spare
-        exponents = (ALPHA, BETA) if self.prioritized else ()
-        return replay.Replay(capacity, self.length, self.drawn, *exponents)
+        exponent = ALPHA if self.prioritized else 0.0
+        return replay.Replay(capacity, self.length, self.drawn, exponent)
 
 
 CASES = {
@@ -131,8 +131,8 @@ def _compiled(case: Case):
         return _first_priority(first) + abs(arrived - _mark(case.length, first))
 
     def step(memory, rollout, key):
-        memory = buffer.prioritize_new(buffer.add(memory, rollout), rollout, priority_fn)
-        sample, ready = buffer.sample(memory, key), buffer.ready(memory)
+        memory = buffer.add(memory, rollout, priority_fn)
+        sample, ready = buffer.sample(memory, key, BETA), buffer.ready(memory)
         second = _second_priority(sample.rollout.action[0])
         written = buffer.update_priorities(memory, sample.item, second)
         memory = jax.tree.map(lambda x, y: jnp.where(ready, x, y), written, memory)

@@ -234,12 +234,13 @@ def test_continuous_actions_keep_their_bounds_and_their_units():
     kind = sac_networks.head_from_spec(_spec("continuous"))
     keys = jax.random.split(jax.random.key(0), 1000)
     outputs = jnp.tile(jnp.array([0.5, -9.0, 3.0, 3.0]), (1000, 1))
-    for action in (kind.act(outputs, None, keys, mode=False), kind.random(None, keys)):
+    sampled = kind.to_action(kind.sample(outputs, None, keys))
+    for action in (sampled, kind.random(None, keys)):
         assert np.all((action >= LOW) & (action <= HIGH))
         np.testing.assert_allclose(action.min(axis=0), LOW, atol=0.02)
         np.testing.assert_allclose(action.max(axis=0), HIGH, atol=0.02)
     np.testing.assert_allclose(kind.random(None, keys).mean(axis=0), (LOW + HIGH) / 2, atol=0.1)
-    mode = kind.act(outputs[:1], None, keys[:1], mode=True)
+    mode = kind.to_action(kind.mode(outputs[:1], None))
     np.testing.assert_allclose(mode[0], [-1.0 + 0.75 * (np.tanh(0.5) + 1.0), 1.0], rtol=1e-5)
     np.testing.assert_allclose(kind.to_critics(mode)[0], [np.tanh(0.5), -1.0], atol=1e-6)
 
@@ -251,8 +252,8 @@ def test_discrete_actions_are_legal():
     outputs = jnp.tile(jnp.array([0.0, 9.0, 1.0]), (300, 1))
     random = np.asarray(kind.random(mask, keys))
     assert set(random) == {0, 2} and 110 < np.sum(random == 0) < 190
-    assert set(np.asarray(kind.act(outputs, mask, keys, mode=False))) == {0, 2}
-    assert set(np.asarray(kind.act(outputs, mask, keys, mode=True))) == {2}
+    assert set(np.asarray(kind.sample(outputs, mask, keys))) == {0, 2}
+    assert set(np.asarray(kind.mode(outputs, mask))) == {2}
     # If no action is legal, all four are.
     mask = jnp.array([[1, 1, 1, 1], [1, 0, 0, 1], [0, 0, 0, 0]], bool)
     actual = sac_networks.Discrete(4).target_entropy(0.5, mask)

@@ -157,20 +157,6 @@ def _policy(**options):
     return jax.jit(lambda: search.run(model, root, None, 0.0, _keys()[:1]).policy[0])()
 
 
-def test_weight_of_values_in_gumbel():
-    def log_ratio(**options):
-        policy = _policy(**options)
-        return float(jnp.log(policy[1] / policy[0]))
-
-    without = log_ratio(value_scale=0.02, maxvisit_init=0.0)  # scaled values differ by 1
-    visits = without / 0.02
-    assert visits == pytest.approx(round(visits), abs=0.01) and 5 < visits < 20
-    assert log_ratio(value_scale=0.02, maxvisit_init=100.0) == pytest.approx(
-        without + 2.0, rel=0.01
-    )
-    assert log_ratio(value_scale=0.05, maxvisit_init=0.0) == pytest.approx(2.5 * without, rel=0.01)
-
-
 def test_bounds_of_the_tree_keep_small_differences_of_a_node_small():
     assert float(_policy(value_bounds="node")[1]) > 0.9
     flat = _policy(value_bounds="tree")

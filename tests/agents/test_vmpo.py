@@ -73,7 +73,7 @@ def _given(name):
 def _inputs(agent, learner, rollout):
     """Returns the time steps `[T + 1, B]` that the network learns from."""
     timestep = agent.preprocess.apply(learner.normalizer, rollout.timestep)
-    return agent._inputs.of_rollout(rollout._replace(timestep=timestep))
+    return agent._rollout_inputs(rollout._replace(timestep=timestep))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import networks, optimization, options, policy, preprocessing, replay, returns
+from agents import networks, optimization, options, policy, replay, returns
 from agents.meta.rules import interface
 from agents.meta.rules.network import rule_network
 from agents.networks import encoders, heads
@@ -38,7 +38,7 @@ class Learner(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class RuleAgent(options.Preprocessed, options.Adam):
+class RuleAgent(options.Adam):
     """An agent trained by a rule, on each rollout once or on sequences from replay.
 
     The input of the rule is a rollout, or a replayed sequence of the same length, which should be
@@ -107,8 +107,6 @@ class RuleAgent(options.Preprocessed, options.Adam):
                     f"rule_network; got {actual}"
                 )
         return network
-
-    preprocess = functools.cached_property(preprocessing.of)
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:

@@ -41,7 +41,7 @@ def test_values_stay_where_statistics_move(num_devices):
     np.testing.assert_allclose(statistics, (mean, square, 2.0), rtol=1e-5)
     np.testing.assert_allclose(statistics.std, np.sqrt(square - mean**2), rtol=1e-4)
 
-    timestep = networks.zero_timestep(agent._inputs._network_spec)
+    timestep = networks.zero_timestep(agent._network_spec)
     core = agent.net.initial_core(1)
     before, now = (jax.jit(agent.net.step)(p, core, timestep)[0] for p in (params, after))
     np.testing.assert_allclose(now.value, before.value, rtol=1e-4)
