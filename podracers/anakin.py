@@ -139,33 +139,21 @@ class Anakin:
         return metrics.Diagnostics({}, "")
 
     def describe(self) -> list[str]:
-        """Returns lines on devices, batch sizes and memory usage."""
         devices = self.mesh.devices.tolist()
         members = f", a population of {self.population}" if self.population > 1 else ""
-        memory = parallel.memory_usage(
-            jax.eval_shape(lambda: self.init(0)),
-            self.environment.spec.observation,
-            self.population * self.num_envs * (self.rollout_length + 1),
-            devices,
-            lambda: self.trace(0),
-        )
         return [
             f"Anakin on {len(devices)} x {devices[0].device_kind}: {self.num_envs} environments x "
             f"{self.rollout_length} steps = {self.steps_per_update} agent steps an update{members}",
-            *memory,
+            *parallel.memory_usage(self, devices),
         ]
 
     def init(self, seed: int) -> AnakinState:
-        """Returns the state before the first update; member `p` is seeded `seed + p`."""
         return self._init(np.int32(seed))
 
     def step(self, state: AnakinState, num_updates: int) -> tuple[AnakinState, metrics.Report]:
-        """Takes `num_updates` updates in one dispatch; `state` is donated."""
         return self._step(state, np.int32(num_updates))
 
     def actor_params(self, state: AnakinState) -> types.PyTree:
-        """Returns the acting parameters `[P, ...]`, valid until `state` is donated."""
-
         def member(learner, values):
             return population_lib.with_options(self.agent, values).actor_params(learner)
 

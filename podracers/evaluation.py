@@ -378,11 +378,9 @@ class UniformPolicy:
     spec: environment_lib.EnvironmentSpec
 
     def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> tuple[()]:
-        """Returns an empty actor state."""
         return ()
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
-        """Samples a legal action for each stream."""
         draw = jax.vmap(functools.partial(environment_lib.random_action, self.spec.action))
         return draw(timestep.observation, key), (), ()
 

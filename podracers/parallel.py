@@ -235,22 +235,12 @@ def hash_bits(x: jax.Array) -> jax.Array:
     return jnp.sum(bits * (2 * jnp.arange(bits.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)
 
 
-def memory_usage(
-    state: Any,
-    observation: types.PyTree,
-    num_steps: int,
-    devices: Sequence[jax.Device],
-    trace: Callable[[], jax.stages.Traced],
-) -> list[str]:
+def memory_usage(runner: Any, devices: Sequence[jax.Device]) -> list[str]:
     """Returns lines on the memory of a device: that of replay, and on accelerators of an update.
 
     Args:
-      state: a runner's state over all devices, or its shapes. Its `learner` is on each device, and
-        the rest is split evenly.
-      observation: the specification of one observation.
-      num_steps: time steps of a rollout, over all streams of all devices.
+      runner: a runner, whose state's `learner` is on each device, and the rest is split evenly.
       devices: the devices that hold the state.
-      trace: returns one update, traced as the run will trace it.
 
     Raises:
       errors.UserError: the state with the observations of one rollout, or an update with its
@@ -269,13 +259,16 @@ def memory_usage(
             )
         return text
 
-    split = num_bytes(state._replace(learner=())) + num_bytes(observation) * num_steps
+    state = jax.eval_shape(lambda: runner.init(0))
+    num_steps = runner.population * runner.num_envs * (runner.rollout_length + 1)
+    observations = num_bytes(runner.environment.spec.observation) * num_steps
+    split = num_bytes(state._replace(learner=())) + observations
     line("state and observations", num_bytes(state.learner) + split / len(devices))
     memory = num_bytes(state.memory) / len(devices)
     lines = [line("replay and other agent memory", memory)] if memory >= 1e4 else []
     if devices[0].platform == "cpu":
         return lines
-    analysis = trace().lower().compile().memory_analysis()  # the run reuses the program
+    analysis = runner.trace(0).lower().compile().memory_analysis()  # the run reuses the program
     if analysis is None:  # this backend has none
         return lines
     results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes

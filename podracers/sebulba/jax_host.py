@@ -27,7 +27,6 @@ class JaxHostEnvironment:
 
     @property
     def spec(self) -> environment_lib.EnvironmentSpec:
-        """The shapes of the JAX environment."""
         return self.environment.spec
 
     def make(self, key: jax.Array, env_id: np.ndarray, num_threads: int) -> "JaxHostBatch":
@@ -63,21 +62,17 @@ class JaxHostBatch:
 
     @property
     def num_envs(self) -> int:
-        """The batch size `B`."""
         return self._env_id.shape[0]
 
     def reset(self) -> types.TimeStep[np.ndarray]:
-        """Starts every stream."""
         self._state, timestep = self._factory._init(self._key, self._env_id)
         return jax.tree.map(np.asarray, timestep)
 
     def send(self, action: types.PyTree) -> None:
-        """Begins a step."""
         # The call transfers the action; `device_put` would cost more than the step.
         self._state, self._timestep = self._factory._step(self._state, action)
 
     def recv(self) -> types.TimeStep[np.ndarray]:
-        """Waits for the step."""
         return jax.tree.map(np.asarray, self._timestep)
 
     def close(self) -> None:

@@ -121,23 +121,15 @@ class Sebulba:
         return self.batches_per_actor or (1 if is_odd or parallel.platform() == "cpu" else 2)
 
     def describe(self) -> list[str]:
-        """Returns lines on devices, threads, batch sizes and memory usage."""
         processes = jax.process_count()
         each = f" on each of {processes} processes" if processes > 1 else ""
-        memory = parallel.memory_usage(
-            jax.eval_shape(lambda: self.init(0)),
-            self.environment.spec.observation,
-            self.num_envs * (self.rollout_length + 1),
-            self.placement.mesh,
-            lambda: self.trace(0),
-        )
         return [
             f"Sebulba{each}, {self.placement.describe()}",
             f"{len(self.placement.actors)} x {self.num_batches} batches of "
             f"{self._rows_per_actor // self.num_batches} environments on "
             f"{self._threads_per_batch} threads each, x {self.rollout_length} steps = "
             f"{self.steps_per_update} agent steps an update, lag {self.lag}",
-            *memory,
+            *parallel.memory_usage(self, self.placement.mesh),
         ]
 
     def trace(self, seed: int) -> jax.stages.Traced:
@@ -152,7 +144,6 @@ class Sebulba:
         return self._programs.trace(device, params, self._rows_per_actor, self.num_batches)
 
     def init(self, seed: int) -> learner_lib.SebulbaState:
-        """Returns the state before the first update."""
         return self._learner.init(np.int32(seed))
 
     def step(
@@ -218,7 +209,6 @@ class Sebulba:
         return {device: on(device) for device in set(self.placement.actors)}
 
     def actor_params(self, state: learner_lib.SebulbaState) -> types.PyTree:
-        """Returns the acting parameters, valid until `state` is donated."""
         return self.agent.actor_params(state.learner)
 
     def diagnostics(self) -> metrics.Diagnostics:
@@ -228,7 +218,6 @@ class Sebulba:
         return self._sessions[0].timers.take()
 
     def close(self) -> None:
-        """Ends the actors and their simulators."""
         while self._sessions:
             self._sessions.pop().supervisor.close()
 

@@ -91,7 +91,6 @@ class JsonlLogger(Logger):
             self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Appends one line, and flushes it."""
         # JSON has neither NaN nor infinities.
         finite = {name: float(x) if math.isfinite(x) else None for name, x in values.items()}
         with storage.failures(f"write {self._path}"):
@@ -99,7 +98,6 @@ class JsonlLogger(Logger):
             self._file.flush()
 
     def close(self) -> None:
-        """Closes the file."""
         with storage.failures(f"write {self._path}"):
             self._file.close()
 
@@ -150,7 +148,6 @@ class TensorBoardLogger(Logger):
                 self._add(event_pb2.Event(step=resume_step + 1, session_log=session))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds a point to each curve, and flushes them."""
         scalars = [
             summary_pb2.Summary.Value(tag=name, simple_value=float(value))
             for name, value in values.items()
@@ -174,7 +171,6 @@ class TensorBoardLogger(Logger):
         self._add(event_pb2.Event(summary=hparams_summary.hparams_pb(dict(values), trial_id=trial)))
 
     def close(self) -> None:
-        """Closes the event file."""
         with storage.failures(f"write {self._directory}"):
             self._file.close()
 
@@ -322,7 +318,6 @@ class WandbLogger(Logger):
         self._run = run
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds a point to each curve; NaN values are left out."""
         present = {name: float(value) for name, value in values.items() if not math.isnan(value)}
         self._try(lambda run: run.log(present, step=step, commit=True))
 
@@ -331,7 +326,6 @@ class WandbLogger(Logger):
         self._try(lambda run: run.config.update(dict(values), allow_val_change=True))
 
     def write_summary(self, values: Mapping[str, Any]) -> None:
-        """Sets values of the run's summary."""
         self._try(lambda run: run.summary.update(dict(values)))
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """Tests of gradient steps on several devices, memory usage, and devices to compile for."""
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -108,6 +109,18 @@ class _Chip(NamedTuple):
         return None if self.limit is None else {"bytes_limit": self.limit}
 
 
+def _runner(state, observation=(), num_envs=1, update=None):
+    """Returns a runner of one step; of the state only shapes are used."""
+    return SimpleNamespace(
+        init=lambda _: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state),
+        trace=lambda _: update,
+        environment=SimpleNamespace(spec=SimpleNamespace(observation=observation)),
+        population=1,
+        num_envs=num_envs,
+        rollout_length=0,
+    )
+
+
 def test_memory_usage_names_sizes_and_devices(monkeypatch):
     matrix = jax.ShapeDtypeStruct((1000, 1000), np.float32)
     # An update of 4 MB in place, with at least 4 MB of temporary memory.
@@ -116,7 +129,7 @@ def test_memory_usage_names_sizes_and_devices(monkeypatch):
     assert temporary > 3_900_000
 
     def usage(state, *devices):
-        return parallel.memory_usage(state, (), 0, devices, lambda: update)
+        return parallel.memory_usage(_runner(state, update=update), devices)
 
     replay = _State(memory=matrix)
     (line,) = usage(replay, *jax.devices()[:2])
@@ -136,12 +149,12 @@ def test_a_state_that_does_not_fit_is_refused():
     """The learner is on each device, and the rest is split."""
     learner = jax.ShapeDtypeStruct((10**15,), np.uint8)
     observation = specs.Array((10, 5), np.float32)  # 200 bytes
-    for state, num_steps, size in (
+    for state, num_envs, size in (
         (_State(learner), 10**13, "2e\\+03 TB"),
         (_State((), {"ring": learner}), 0, "500 TB"),
     ):
         with pytest.raises(errors.UserError, match=f": {size} on each of 2 cpu devices"):
-            parallel.memory_usage(state, observation, num_steps, jax.devices()[:2], None)
+            parallel.memory_usage(_runner(state, observation, num_envs), jax.devices()[:2])
 
 
 def test_programs_for_other_devices_are_traced_for_their_platform():
