@@ -49,7 +49,6 @@ def check_agent(
     task: environment.Environment,
     num_envs: int = 8,
     rollout_length: int = 16,
-    seed: int = 0,
     stage: contract.Stage = contextlib.nullcontext,
 ) -> None:
     """Raises an error if an agent does not learn the same on two devices as on one.
@@ -64,7 +63,6 @@ def check_agent(
       task: a JAX environment.
       num_envs: number of streams, divisible by two.
       rollout_length: agent steps of each stream between updates.
-      seed: seed of the learner and the streams.
       stage: called with the name of each stage, for the context in which it runs.
 
     Raises:
@@ -87,7 +85,7 @@ def check_agent(
         runners = [
             anakin.Anakin(agent, _RandomEnds(task), *sizes, num_devices=count) for count in (1, 2)
         ]
-        states = [runner.init(seed) for runner in runners]
+        states = [runner.init(0) for runner in runners]
         before = one = _floats(states[0].learner)
         size = sum(leaf.size for leaf in before.values())
         for _ in range(_MAX_UPDATES):

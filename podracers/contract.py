@@ -27,10 +27,8 @@ _NUM_STREAMS = 8
 Stage = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 
-def check_environment(candidate: Any, num_steps: int = 1000, seed: int = 0) -> None:
-    """Raises an error that lists the faults of an environment; returns if there are none.
-
-    Takes the arguments of `environment_faults`.
+def check_environment(candidate: Any, num_steps: int = 1000) -> None:
+    """Raises an error that lists the faults of an environment (see `environment_faults`).
 
     Raises:
       errors.UserError: one line with the environment and its faults.
@@ -38,13 +36,12 @@ def check_environment(candidate: Any, num_steps: int = 1000, seed: int = 0) -> N
     again = None
     if isinstance(candidate, type):
         candidate, again = candidate(), candidate()
-    environment.refuse(candidate, environment_faults(candidate, num_steps, seed, again))
+    environment.refuse(candidate, environment_faults(candidate, num_steps, again))
 
 
 def environment_faults(
     candidate: Any,
     num_steps: int = 1000,
-    seed: int = 0,
     again: Any = None,
     stage: Stage = contextlib.nullcontext,
 ) -> list[str]:
@@ -57,7 +54,6 @@ def environment_faults(
       candidate: an `Environment`.
       num_steps: steps of each stream; the time limit is checked if it is reached within them. With
         0, no episode is played.
-      seed: seed of the resets and the actions.
       again: another instance of the environment, which has to be equal; None for `candidate`.
       stage: called with the name of each stage, for the context in which it runs.
     """
@@ -72,7 +68,7 @@ def environment_faults(
     }
     if num_steps:
         name = f"{num_steps} random steps of {_NUM_STREAMS} streams, compiled"
-        stages[name] = lambda: _rollout_faults(candidate, num_steps, seed)
+        stages[name] = lambda: _rollout_faults(candidate, num_steps)
     for name, faults_of in stages.items():
         with stage(name):
             if faults := faults_of():
@@ -244,7 +240,7 @@ def _render_faults(candidate: environment.Environment) -> list[str]:
     return []
 
 
-def _rollout_faults(candidate: environment.Environment, num_steps: int, seed: int) -> list[str]:
+def _rollout_faults(candidate: environment.Environment, num_steps: int) -> list[str]:
     """Returns the rules that a random policy's episodes break."""
     spec = candidate.spec
 
@@ -269,7 +265,7 @@ def _rollout_faults(candidate: environment.Environment, num_steps: int, seed: in
     # The rollouts are short: compiling takes most of the time.
     options = {"xla_backend_optimization_level": 0} if parallel.platform() == "cpu" else None
     run = jax.jit(jax.vmap(rollout), compiler_options=options)
-    keys, before = jax.random.split(jax.random.key(seed), _NUM_STREAMS), generators()
+    keys, before = jax.random.split(jax.random.key(0), _NUM_STREAMS), generators()
     (faults, hashes), (_, others) = (jax.device_get(run(keys)) for _ in range(2))  # [B, T]
     broken = [text for text, occurred in faults.items() if np.any(occurred)]
     # A callback may draw while the program runs.
@@ -279,12 +275,9 @@ def _rollout_faults(candidate: environment.Environment, num_steps: int, seed: in
 def timestep_faults(
     spec: environment.EnvironmentSpec, timestep: types.TimeStep, length: jax.Array
 ) -> dict[str, jax.Array]:
-    """Returns each rule's text, and whether a time step breaks it.
+    """Returns each rule's text, and whether a time step of one stream breaks it.
 
-    Args:
-      spec: the environment's specification.
-      timestep: one stream's time step.
-      length: steps since the reset; 0 if `timestep` came from `reset`.
+    Its `length` is the number of steps since the reset, 0 if it came from `reset`.
     """
     last = timestep.last()
     faults = types.broken_rules(timestep, length == 0)

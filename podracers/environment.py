@@ -265,14 +265,10 @@ def name_of(environment: Any) -> str:
 
 
 def stream_seeds(key: jax.Array, env_id: np.ndarray) -> np.ndarray:
-    """Returns a seed for each stream, `[B]` int64 in `[0, 2**31)`.
+    """Returns a seed for each stream `env_id` `[B]`, int64 in `[0, 2**31)`.
 
     Streams of one key never share a seed: the map from index to seed is one to one. Seeds of
     neighbours are far apart, for simulators that derive seeds by counting.
-
-    Args:
-      key: one typed key.
-      env_id: `[B]`, global indices below `2**31`.
     """
     base = int(jax.random.bits(key, dtype=np.uint32))
     # The golden ratio's odd multiple of 2**31 (Knuth, vol. 3, 6.4): odd numbers have an inverse.
@@ -282,12 +278,8 @@ def stream_seeds(key: jax.Array, env_id: np.ndarray) -> np.ndarray:
 def random_action(
     action: specs.BoundedArray, observation: types.PyTree, key: jax.Array
 ) -> jax.Array:
-    """Draws an action uniformly from the legal ones (one stream, no batch axis).
-
-    Args:
-      action: the action's spec.
-      observation: an observation, whose `action_mask` is applied if there is one.
-      key: a typed key.
+    """Draws an action uniformly from those that the spec `action` and the mask in the observation,
+    if there is one, allow (one stream, no batch axis).
     """
     if np.issubdtype(action.dtype, np.floating):
         low = jnp.asarray(np.broadcast_to(action.minimum, action.shape))

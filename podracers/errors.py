@@ -49,12 +49,6 @@ def require_count(part: Any, *names: str, least: int = 1, most: int = INT32_MAX)
     """Raises a `UserError` unless the attributes `names` are ints from `least` to `most`.
 
     None is accepted where a dataclass annotates it.
-
-    Args:
-      part: an agent, a runner or another part.
-      *names: the attributes' names.
-      least: the lowest value that is allowed.
-      most: the highest value that is allowed.
     """
     fields = getattr(part, "__dataclass_fields__", {})
     for name in names:
@@ -204,11 +198,7 @@ def nearest_multiples(number: int, unit: int) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns the end of a message, with the valid names nearest to `name`.
-
-    Args:
-      name: the name that the user wrote.
-      known: every valid name.
+    """Returns the end of a message, with the `known` names nearest to the one that the user wrote.
 
     Returns:
       `"; did you mean 'a' or 'b'?"`; or `"; known: a, b, c"` where none is near and few are known.

@@ -64,9 +64,7 @@ class Episodes(NamedTuple):
     def after(self, timestep: types.TimeStep[Any], xp: Any = np) -> "Episodes":
         """Returns the episodes after another time step `[E]`, which finished ones ignore.
 
-        Args:
-          timestep: the time step.
-          xp: `numpy` or `jax.numpy`, the kind of all arrays.
+        All arrays are of `xp`, NumPy or its namesake of JAX.
         """
         running = ~self.finished
         return Episodes(
@@ -182,9 +180,7 @@ class Evaluator:
     def film(self, params: types.PyTree, key: jax.Array) -> list[np.ndarray]:
         """Returns frames of the first episode of `run`, uint8 `[height, width, 3]`.
 
-        Args:
-          params: the agent's acting parameters; those of a population's first member are used.
-          key: the key of `run`.
+        The first member of a population plays it.
 
         Raises:
           errors.UserError: the environment cannot be rendered.

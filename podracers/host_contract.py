@@ -37,13 +37,7 @@ def environment_faults(
 ) -> list[str]:
     """Returns the faults of the first stage that has any, one line each.
 
-    Exceptions of the environment's own code are passed on unchanged.
-
-    Args:
-      candidate: a factory of host environments.
-      num_steps: `T`, steps of random legal actions.
-      again: another instance of the factory, which has to be equal; None for `candidate`.
-      stage: called with the name of each stage, for the context in which it runs.
+    Takes `T` steps of random legal actions. See `contract.environment_faults`.
     """
     if faults := contract.static_faults(candidate):
         return faults

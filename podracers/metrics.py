@@ -34,13 +34,7 @@ class Diagnostics(NamedTuple):
 
 
 def of_update(means: dict[str, types.Mean], timestep: types.TimeStep, update: jax.Array) -> Report:
-    """Returns the report of one update.
-
-    Args:
-      means: metrics of the update.
-      timestep: time steps of its rollout, `[T + 1, B]`.
-      update: index of the update.
-    """
+    """Returns the report of one update, whose rollout has the time steps `[T + 1, B]`."""
 
     def first(is_bad: jax.Array) -> jax.Array:
         return jnp.where(is_bad, update.astype(jnp.int32), NEVER)

@@ -75,9 +75,7 @@ def restart(
 ) -> TimeStep:
     """Returns the FIRST time step of an episode (one stream, no batch axis).
 
-    Args:
-      observation: the first observation.
-      metrics: scalars by name, those of `environment.EnvironmentSpec.metrics`; ignored at FIRST.
+    `metrics` are those of `transition`; their values are ignored at FIRST.
     """
     return TimeStep(
         observation=observation,
@@ -126,11 +124,9 @@ def _as_floats(metrics: Mapping[str, jax.typing.ArrayLike] | None) -> dict[str, 
 
 
 def broken_rules(timestep: TimeStep, fresh: jax.Array) -> dict[str, jax.Array]:
-    """Returns where time steps break each of `RULES`, bool `[...]`.
+    """Returns where time steps `[...]` break each of `RULES`, bool `[...]`.
 
-    Args:
-      timestep: time steps `[...]`; observations are not used.
-      fresh: whether a reset made them, bool `[...]`.
+    `fresh`, bool `[...]`, is true where a reset made the time step. Observations are not used.
     """
     _, reward, discount, step_type, _ = timestep
     last, is_binary = timestep.last(), (discount == 0.0) | (discount == 1.0)

@@ -100,14 +100,9 @@ def init(
     num_envs: int,
     key: jax.Array,
 ) -> Streams:
-    """Starts `B` streams.
+    """Starts the streams `env_id`, `[B]` int32, out of `num_envs` on all devices.
 
-    Args:
-      agent: the agent that will act.
-      environment: the environments to act in.
-      env_id: `[B]` int32, the global indices of these streams, which are folded into their keys.
-      num_envs: number of streams on all devices.
-      key: one typed key, equal for all streams.
+    Their global indices are folded into `key`, which is equal for all streams.
     """
     state, timestep = environment.init(keys.per_stream(key, env_id))
     return Streams(

@@ -111,13 +111,10 @@ def use_compilation_cache() -> None:
             jax.config.update(name, value)
 
 
-def require_accelerator(devices: pathlib.Path = pathlib.Path("/dev")) -> None:
+def require_accelerator(device_files: pathlib.Path = pathlib.Path("/dev")) -> None:
     """Starts JAX's backend; refuses the CPU of a machine that shows an accelerator.
 
     Where `JAX_PLATFORMS` is set, only its platforms are required.
-
-    Args:
-      devices: the folder of device files.
 
     Raises:
       errors.UserError: JAX cannot start, or does not find the accelerator.
@@ -127,7 +124,7 @@ def require_accelerator(devices: pathlib.Path = pathlib.Path("/dev")) -> None:
         platform = jax.default_backend()
     except RuntimeError as error:
         raise errors.UserError(f"JAX_PLATFORMS={platforms}: {errors.first_line(error)}") from error
-    found = [f for name in ("nvidia", "accel", "vfio/") for f in devices.glob(f"{name}[0-9]*")]
+    found = [f for name in ("nvidia", "accel", "vfio/") for f in device_files.glob(f"{name}[0-9]*")]
     if platform == "cpu" and not platforms and found:
         raise errors.UserError(
             f"this machine has an accelerator ({found[0]}), and JAX finds only the CPU: install "

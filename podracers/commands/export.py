@@ -101,12 +101,6 @@ class Program:
     """A policy as functions of arrays and dicts of arrays.
 
     Axis legend: `B` streams.
-
-    Attributes:
-      agent: the agent, which acts as in evaluations.
-      params: its acting parameters.
-      spec: specification of its environment.
-      precision: precision of the agent's computations.
     """
 
     agent: agent_lib.Policy

@@ -246,15 +246,9 @@ def call(
 ) -> Any:
     """Returns `function(worker)`, which runs in a supervised thread while this one waits.
 
-    Args:
-      name: the thread's name.
-      function: called in the thread.
-      timeout: that of `Supervisor`, in seconds; None for no limit.
-      stop: function that returns true once the result is not needed any more.
-
     Raises:
       Cancelled: `stop()` was true before the result was there.
-      WorkerError: `function` hangs.
+      WorkerError: `function` spent more than `timeout` seconds (None: no limit) in one activity.
       Exception: that of `function`.
     """
     supervisor = Supervisor(timeout)
@@ -270,19 +264,11 @@ def call(
 
 
 class Queue:
-    """A queue of bounded length between one worker and the consumer.
-
-    Args:
-      supervisor: the supervisor of both.
-      capacity: number of items that may wait.
-
-    Attributes:
-      items: those that wait, the oldest first.
-    """
+    """A queue of at most `capacity` items between one worker and the consumer."""
 
     def __init__(self, supervisor: Supervisor, capacity: int):
         self._supervisor, self._capacity = supervisor, capacity
-        self.items: deque[Any] = deque()
+        self.items: deque[Any] = deque()  # the oldest first
 
     def put(self, item: Any) -> None:
         """Adds an item; waits while the queue is full."""
@@ -296,12 +282,7 @@ class Queue:
 
 
 class Versions:
-    """A value of which the consumer publishes one version after another.
-
-    Args:
-      supervisor: the supervisor of the consumer and the workers.
-      count: number of versions to keep, the newest.
-    """
+    """A value of which the consumer publishes versions in turn; the newest `count` are kept."""
 
     def __init__(self, supervisor: Supervisor, count: int):
         self._supervisor, self._count = supervisor, count

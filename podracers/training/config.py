@@ -5,10 +5,8 @@ Files use Python's own names (`from agents import ppo`, then `ppo.PPO.gamma`), s
 be imported can be configured. Bindings of the command line may leave the module out
 (`PPO.gamma = 0.9`).
 
-Precedence: later files override earlier ones, and bindings override files. Bindings of a class hold
-for its subclasses, too: first the innermost scope, then the nearest class. Bindings of files that
-only a replaced choice would use are dropped. Any other binding that nothing uses is an error.
-Types are not checked here, but by the classes that take the options.
+Precedence and unused bindings: docs/architecture.md, "gin". Types are not checked here, but by the
+classes that take the options.
 """
 
 import contextlib
@@ -155,9 +153,7 @@ def using(state: State) -> Iterator[None]:
 
     gin's configuration is global, and gin's classes read it when they are called: without this, an
     experiment that was loaded first would be built from the configuration that was loaded last.
-
-    Args:
-      state: a snapshot; parameters that are used within the context are added to it.
+    Parameters that are used within the context are added to the state.
     """
     with exclusive():
         earlier = _install(state)
@@ -228,11 +224,7 @@ def refuse_supplied() -> None:
 
 @contextlib.contextmanager
 def user_errors(name: str) -> Iterator[None]:
-    """Turns errors of a constructor that gin calls into `errors.UserError`, in one line.
-
-    Args:
-      name: name of the part that is built, for messages that do not name an option.
-    """
+    """Turns errors of the constructor of `name`, which gin calls, into one-line `UserError`s."""
     try:
         yield
     except errors.UserError as error:
@@ -492,14 +484,10 @@ class _Values(config_parser.ParserDelegate):
 def read(text: str, source: str) -> dict[str, Any]:
     """Returns parameters by class, such as `PPO.gamma`, with the values of their macros.
 
-    Nothing is imported, so the modules of a run may be missing here.
-
-    Args:
-      text: a .gin file's text; included files are not read.
-      source: the file's name in error messages.
+    Nothing is imported, so the modules of a run may be missing here. Included files are not read.
 
     Raises:
-      errors.UserError: the text is no .gin file.
+      errors.UserError: the text is no .gin file; the message names it `source`.
     """
     macros, values = {}, {}
     for statement in _statements(text, source, _Values()):

@@ -81,10 +81,8 @@ class Experiment:
       profile_update: an update whose log period the JAX profiler traces, into `profile` in the run
         directory; not in the first period, which compiles. None for no trace.
       tracker: additional service that receives the run's metrics: `@WeightsAndBiases()`, or None.
-      matmul_precision: precision of the agent's matrix products and convolutions, "default", "high"
-        or "highest"; None for JAX's default (see `precision.Precision`).
-      compute_dtype: dtype of encoders and cores, "float32" or "bfloat16"; parameters, heads and
-        losses are float32.
+      matmul_precision: see `precision.Precision`, as for `compute_dtype`.
+      compute_dtype: dtype of encoders and cores.
     """
 
     agent: Callable[..., agent_lib.Agent]
@@ -211,10 +209,6 @@ def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
     If they leave the runner to the environment, it is chosen here, so that the configuration names
     one runner and no option of the other.
 
-    Args:
-      gin_files: paths, relative to the working directory, or of shipped files (see `config.parse`).
-      gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they override the files.
-
     Raises:
       errors.UserError: see `config.parse`; a part refuses its options; or another thread trains.
     """
@@ -243,15 +237,10 @@ def check(parts: Parts, seed: int, tracker: loggers.WeightsAndBiases | None = No
 
     The run does not trace it again when it compiles the update.
 
-    Args:
-      parts: an experiment's parts.
-      seed: the experiment's seed.
-      tracker: the experiment's tracker, whose package must be installed.
-
     Raises:
       errors.UserError: the parts do not fit the devices or one another, the run is too short to
-        learn, or the environment breaks its contract. Exceptions of a part's own code are passed on
-        unchanged.
+        learn, the environment breaks its contract, or the tracker's package is missing. Exceptions
+        of a part's own code are passed on unchanged.
     """
     if tracker is not None:
         loggers.require_wandb()

@@ -24,9 +24,6 @@ class Lock:
 
     It is an `flock` of a file that stays in the directory. Programs that this process starts and
     its copies by `fork`, which may outlive it, do not inherit the lock.
-
-    Args:
-      directory: the run directory.
     """
 
     def __init__(self, directory: pathlib.Path):
