@@ -59,12 +59,7 @@ def picture(environment: Any, image: Any) -> np.ndarray:
 def save(
     frames: Sequence[np.ndarray], path: str | pathlib.Path, frames_per_second: float = 12.0
 ) -> None:
-    """Writes frames as a GIF that loops, with a pause on the last frame.
-
-    Args:
-      frames: uint8 `[height, width, 3]`, as `evaluation.Evaluator.film` returns them.
-      path: the GIF's path.
-      frames_per_second: speed of the animation.
+    """Writes frames, uint8 `[height, width, 3]`, as a GIF that loops, and pauses on the last one.
 
     Raises:
       errors.UserError: the file cannot be written.

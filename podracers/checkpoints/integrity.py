@@ -33,9 +33,6 @@ def reading(name: str) -> Iterator[None]:
 
     Lack of memory, file descriptors, permission or a connection is no damage, and ends the run with
     `errors.RunFailure`.
-
-    Args:
-      name: the file that is read within the context.
     """
     try:
         yield
@@ -68,9 +65,7 @@ def reason(error: BaseException) -> str:
 def write_part(folder: epath.Path, process: int) -> None:
     """Writes the checksums of the files that one of several processes has written.
 
-    Args:
-      folder: the checkpoint, not committed yet.
-      process: the index of the process; orbax gives each a folder of its own.
+    Orbax gives each process a folder of its own. The checkpoint is not committed yet.
     """
     own = [item / f"ocdbt.process_{process}" for item in folder.iterdir()]
     paths = [path for each in own if each.exists() for path in _files(each)]

@@ -57,12 +57,9 @@ class Logger:
         raise NotImplementedError
 
     def write_configuration(self, step: int, texts: Mapping[str, str], values: Options) -> None:
-        """Logs the configuration, at each start of a run.
+        """Logs the files of the configuration and the hyperparameters, at each start of a run.
 
-        Args:
-          step: agent steps so far.
-          texts: its files by name; none if an earlier start has logged the same ones.
-          values: hyperparameters by name.
+        There are no `texts` if an earlier start has logged the same ones.
         """
 
     def write_summary(self, values: Mapping[str, Any]) -> None:
@@ -160,9 +157,7 @@ class TensorBoardLogger(Logger):
         if not texts:
             return
         for name, text in texts.items():
-            code = "".join(
-                f"    {line}\n" for line in text.splitlines()
-            )  # a code block of Markdown
+            code = "".join(f"    {line}\n" for line in text.splitlines())  # of Markdown
             self._add(event_pb2.Event(step=step, summary=text_summary.text_pb(name, code)))
         # Runs of one trial would share a row. The dashboard cuts the end of a long name.
         folder = self._directory.resolve()
@@ -185,10 +180,7 @@ class TerminalLogger(Logger):
     """Shows progress, time left, speed, return and loss.
 
     A terminal gets a line that is redrawn in place; a file or a pipe gets a line each ten seconds.
-
-    Args:
-      total_steps: agent steps at the end of the run.
-      file: the stream to write to; stderr by default.
+    The stream is stderr by default.
     """
 
     def __init__(self, total_steps: int, file: TextIO | None = None):
