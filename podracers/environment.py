@@ -278,8 +278,9 @@ def stream_seeds(key: jax.Array, env_id: np.ndarray) -> np.ndarray:
 def random_action(
     action: specs.BoundedArray, observation: types.PyTree, key: jax.Array
 ) -> jax.Array:
-    """Draws an action uniformly from those that the spec `action` and the mask in the observation,
-    if there is one, allow (one stream, no batch axis).
+    """Draws a legal action uniformly (one stream, no batch axis).
+
+    `action` is its spec; the `action_mask` of the observation is applied if there is one.
     """
     if np.issubdtype(action.dtype, np.floating):
         low = jnp.asarray(np.broadcast_to(action.minimum, action.shape))

@@ -64,7 +64,7 @@ class Episodes(NamedTuple):
     def after(self, timestep: types.TimeStep[Any], xp: Any = np) -> "Episodes":
         """Returns the episodes after another time step `[E]`, which finished ones ignore.
 
-        All arrays are of `xp`, NumPy or its namesake of JAX.
+        `xp` is `numpy` or `jax.numpy`, the kind of all arrays.
         """
         running = ~self.finished
         return Episodes(
