@@ -83,9 +83,11 @@ def runner_file(name: str) -> str:
     Raises:
       errors.UserError: there is no such file.
     """
-    path = name if name.endswith(".gin") else f"gin/runners/{name}.gin"
-    gin_names.find(path)
-    return path
+    if name.endswith(".gin"):
+        return name
+    known = [file.stem for file in (gin_names.SHIPPED / "gin" / "runners").glob("*.gin")]
+    errors.require_known("there is no runner", name, known)
+    return f"gin/runners/{name}.gin"
 
 
 def use_compilation_cache() -> None:
