@@ -9,8 +9,6 @@ Axis legend: `T` time, `B` streams, `A` actors, `D` learner devices.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +61,6 @@ class Sebulba:
     """
 
     population = 1
-    population_values: ClassVar[Mapping[str, Sequence[float]]] = {}
     updates_per_dispatch = 1  # the host dispatches each update
 
     agent: agent_lib.Agent
@@ -84,6 +81,11 @@ class Sebulba:
         errors.require_count(self, "batches_per_actor", "num_threads")
         if not self.timeout > 0:
             raise errors.UserError(f"Sebulba.timeout: expected seconds, got {self.timeout!r}")
+
+    @property
+    def population_values(self) -> dict[str, tuple[float, ...]]:
+        """Returns none: there is one member."""
+        return {}
 
     @property
     def steps_per_update(self) -> int:
