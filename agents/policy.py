@@ -218,11 +218,11 @@ class GeneralizedAdvantage(ActorCritic):
         """
 
         def log_ratio() -> jax.Array:
+            current = jax.tree.map(lambda x: x[:-1], timestep)
             outputs = networks.unroll_in_parts(
-                self.net, params, core, timestep, lambda output: output.policy
+                self.net, params, core, current, lambda output: output.policy
             )
-            mask = encoders.action_mask(timestep.observation)
-            outputs, mask = jax.tree.map(lambda x: x[:-1], (outputs, mask))
+            mask = encoders.action_mask(current.observation)
             return self.action_head.log_prob(outputs, mask, extras.raw) - extras.log_prob
 
         age = update - extras.update

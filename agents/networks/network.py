@@ -390,23 +390,20 @@ def unroll_in_parts(
 ) -> jax.Array:
     """Returns `read(output)` of all time steps `[T, B, ...]`, after the core `[B, ...]`.
 
-    It is computed in parts for long rollouts of images, because activations of 256 x 128 Atari
-    frames would take gigabytes at once. It is not meant to be differentiated.
+    It is computed in parts of equal length for long rollouts of images, because activations of 256
+    x 128 Atari frames would take gigabytes at once. It is not meant to be differentiated.
     """
     length = timestep.step_type.shape[0]
-    parts = -(-parallel.num_bytes(timestep.observation) // _BYTES_AT_ONCE)
-    if parts <= 1:
-        return read(network.unroll(params, core, timestep)[0])
-    each = -(-length // parts)
-    index = np.arange(-(-length // each) * each).reshape(-1, each)
+    most = max(length * _BYTES_AT_ONCE // parallel.num_bytes(timestep.observation), 1)
+    each = max(n for n in range(1, length + 1) if length % n == 0 and n <= most)
 
-    def part(core: Any, index: jax.typing.ArrayLike) -> tuple[Any, jax.Array]:
-        output, core = network.unroll(params, core, jax.tree.map(lambda x: x[index], timestep))
+    def part(core: Any, timestep: types.TimeStep) -> tuple[Any, jax.Array]:
+        output, core = network.unroll(params, core, timestep)
         return core, read(output)
 
-    # The last part repeats the last time step.
-    _, found = jax.lax.scan(part, core, np.minimum(index, length - 1))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:length], found)
+    parts = jax.tree.map(lambda x: x.reshape(-1, each, *x.shape[1:]), timestep)
+    _, found = jax.lax.scan(part, core, parts)
+    return jax.tree.map(lambda x: x.reshape(length, *x.shape[2:]), found)
 
 
 def zero_timestep(spec: environment.EnvironmentSpec) -> types.TimeStep:
