@@ -22,7 +22,7 @@ ATARI_SCORES = {
 HEADLINES = (
     *("cartpole_ppo-anakin", "cartpole_ppo-sebulba", "snake_ppo-anakin", "snake_ppo-sebulba"),
     *("lunar_lander_ppo-sebulba", "mujoco_sac-sebulba", "dmc_cartpole_swingup_sac-sebulba"),
-    *("pong_impala_cpu-sebulba", "minatar_breakout_pqn-anakin"),
+    *("pong_impala_cpu-breakout_10m-sebulba", "minatar_breakout_pqn-anakin"),
     "minatar_space_invaders_muzero-anakin",
 )
 
