@@ -205,7 +205,9 @@ def channels_last(tree: types.PyTree) -> types.PyTree:
     def moved(leaf: np.ndarray) -> np.ndarray:
         if not _is_channels_first(leaf.shape[1:], leaf.dtype):
             return leaf
-        return np.ascontiguousarray(np.moveaxis(leaf, 1, -1))
+        # With one channel the view counts as contiguous, but JAX transposes an array with its
+        # strides: on an H100's host, 0.9 ms for 32 frames.
+        return np.moveaxis(leaf, 1, -1).copy()
 
     return jax.tree.map(moved, tree)
 
