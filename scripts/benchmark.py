@@ -22,7 +22,6 @@ from podracers.scripts.benchmarks import (
     sebulba_speed,
     tpu_estimates,
 )
-from podracers.scripts.results import reproduction
 from podracers.training import summary
 
 GROUPS = {
@@ -93,7 +92,7 @@ def main() -> int:
         raise errors.UserError("costs: --price DOLLARS@DATE is missing")
     default = [name for name in NAMES if name not in _NAMED]
     chosen = [GROUPS.get(name, (name,)) for name in options.names or default]
-    cpu, results = reproduction.processor(), {}
+    results = {}
     command = shlex.join(["scripts/benchmark.py", *sys.argv[1:]])
     for name in dict.fromkeys(name for names in chosen for name in names):
         results[name] = _measure(name, options)
@@ -101,8 +100,7 @@ def main() -> int:
         for row in results[name].rows:
             print(f"  {row.label}: {row.spread} {row.unit}", flush=True)
         if options.json:  # written once a benchmark, so that a later failure loses nothing
-            made = summary.provenance() | ({"cpu": cpu} if cpu else {})
-            records.Record(command, results, made).write(options.json)
+            records.Record(command, results, summary.provenance()).write(options.json)
     return 0
 
 

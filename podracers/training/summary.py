@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 from typing import Any
@@ -30,11 +31,20 @@ def provenance() -> dict[str, Any]:
         "device": f"{len(devices)} x {devices[0].device_kind}",
         "platform": devices[0].platform,
         "host_cores": os.cpu_count(),
+        "cpu": _cpu(),
         "processes": jax.process_count(),
         "versions": versions,
         "commit": _commit() or _installed_commit(),
         **_other_code(),
     }
+
+
+def _cpu() -> str:
+    """Returns the name of this machine's processor, or that of its architecture."""
+    information = pathlib.Path("/proc/cpuinfo")  # Linux, where `platform` has no model
+    text = information.read_text() if information.exists() else ""
+    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def _commit(root: pathlib.Path = _ROOT) -> str | None:

@@ -6,8 +6,6 @@ when it ends.
 
 import datetime
 import pathlib
-import platform
-import re
 import statistics
 from collections.abc import Sequence
 
@@ -35,7 +33,7 @@ def finished(run: training_process.Run) -> results.Run:
         for step, second, value in plotting.curves(log, "evaluation/return")[None].tolist()
         if step < end
     ]
-    host = f"{summary['host_cores']} cores, {processor() or platform.machine()}"
+    host = f"{summary['host_cores']} cores, {summary['cpu']}"
     on_cpu = summary["platform"] == "cpu"
     written = datetime.datetime.fromtimestamp(directory.summary.stat().st_mtime, datetime.UTC)
     return results.Run(
@@ -54,14 +52,6 @@ def finished(run: training_process.Run) -> results.Run:
         settings=run.settings,
         curve=(*curve, (end, round(summary["wall_time_s"], 1), round(evaluation["return"], 4))),
     )
-
-
-def processor() -> str:
-    """Returns the name of this machine's processor; empty if unknown."""
-    information = pathlib.Path("/proc/cpuinfo")  # Linux, where `platform` has no model
-    text = information.read_text() if information.exists() else ""
-    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.processor()
 
 
 def listing(rows: Sequence[results.Row]) -> str:

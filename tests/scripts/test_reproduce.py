@@ -107,8 +107,11 @@ def test_a_suite_that_was_stopped_continues_and_agrees_with_itself(
     with pytest.raises(errors.UserError, match="would replace 3"):
         main(*words, "--record")
     ledger.write_text(json.dumps([row]))
+    (file,) = folder.glob("tiny-anakin-*/seed-0/summary.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "cpu": "of another machine"}))
     assert main(*words, "--record") == 0
-    assert json.loads(ledger.read_text())[0]["runs"][0]["final_return"] == expected
+    (run,) = json.loads(ledger.read_text())[0]["runs"]
+    assert run["final_return"] == expected and "of another machine" in run["hardware"]
 
 
 @pytest.mark.parametrize(

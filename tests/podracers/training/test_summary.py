@@ -47,7 +47,7 @@ def test_provenance_has_the_commits_of_the_users_own_code(own):
         str(file): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in (own / "my_agent.py", own.parent / "my_script.py")
     }
-    assert (found["device"], found["platform"]) == ("4 x cpu", "cpu")
+    assert (found["device"], found["platform"]) == ("4 x cpu", "cpu") and found["cpu"]
     assert {"python", "jax", "flax", "optax", "podracers"} <= found["versions"].keys()
     (own / "my_agent.py").write_text("LENGTH = 4\n")
     assert summary.provenance()["other_commits"] == {"my_agent": f"{head}-dirty"}
