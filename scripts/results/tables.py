@@ -15,6 +15,8 @@ ATARI_SCORES = {
     "Breakout": (1.7, 30.5),
     "Freeway": (0.0, 29.6),
     "Pong": (-20.7, 14.6),
+    "Qbert": (163.9, 13455.0),
+    "Seaquest": (68.4, 42054.7),
     "SpaceInvaders": (148.0, 1668.7),
 }
 

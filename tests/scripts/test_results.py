@@ -131,6 +131,7 @@ def test_every_published_row_describes_a_run(modules):
         assert settings.runner.__name__ == row.runner, row.name
         assert settings.agent.__name__ == row.agent.partition(",")[0], row.name
         digest = modules.training_process.settings_digest(config.text())
+        assert row.atari_game in (None, *modules.tables.ATARI_SCORES), row.name
         if "not_sticky" not in row.variant:  # the file of three such rows has changed since
             assert {run.settings for run in row.runs} <= {digest, None}, row.name
         for published in row.published if row.runs and not row.explanation else ():
