@@ -148,7 +148,7 @@ def write(
             words = ["scripts/train.py", *run.arguments, "--run_dir", made["run_dir"]]
             runs.append(made | {"command": shlex.join(["python", *words]), "summary": summary})
     provenance = ("commit", "versions", "device", "platform", "host_cores", "cpu")
-    shared = {name: runs[0]["summary"][name] for name in provenance}  # see each run's summary
+    shared = {name: runs[0]["summary"].get(name) for name in provenance}  # see each run's summary
     values = {"options": dict(options), **shared, "runners": found, "runs": runs}
     markdown.write(path, json.dumps(values, indent=1) + "\n")
     return found

@@ -33,7 +33,8 @@ def finished(run: training_process.Run) -> results.Run:
         for step, second, value in plotting.curves(log, "evaluation/return")[None].tolist()
         if step < end
     ]
-    host = f"{summary['host_cores']} cores, {summary['cpu']}"
+    # Runs from before 2026-11-28 have no name of the processor.
+    host = f"{summary['host_cores']} cores, {summary.get('cpu', 'unknown processor')}"
     on_cpu = summary["platform"] == "cpu"
     written = datetime.datetime.fromtimestamp(directory.summary.stat().st_mtime, datetime.UTC)
     return results.Run(

@@ -108,10 +108,12 @@ def test_a_suite_that_was_stopped_continues_and_agrees_with_itself(
         main(*words, "--record")
     ledger.write_text(json.dumps([row]))
     (file,) = folder.glob("tiny-anakin-*/seed-0/summary.json")
-    file.write_text(json.dumps({**json.loads(file.read_text()), "cpu": "of another machine"}))
-    assert main(*words, "--record") == 0
-    (run,) = json.loads(ledger.read_text())[0]["runs"]
-    assert run["final_return"] == expected and "of another machine" in run["hardware"]
+    known = json.loads(file.read_text())
+    for cpu, name in (({"cpu": "of another machine"}, "of another machine"), ({}, "unknown")):
+        file.write_text(json.dumps({key: x for key, x in known.items() if key != "cpu"} | cpu))
+        assert main(*words, "--record") == 0
+        (run,) = json.loads(ledger.read_text())[0]["runs"]
+        assert run["final_return"] == expected and name in run["hardware"]
 
 
 @pytest.mark.parametrize(
