@@ -16,7 +16,6 @@ ATARI_SCORES = {
     "Freeway": (0.0, 29.6),
     "Pong": (-20.7, 14.6),
     "Qbert": (163.9, 13455.0),
-    "Seaquest": (68.4, 42054.7),
     "SpaceInvaders": (148.0, 1668.7),
 }
 
