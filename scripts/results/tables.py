@@ -11,12 +11,9 @@ Rows = Mapping[str, results.Row]
 # docs/results.json: Wang et al. 2016, "Dueling Network Architectures for Deep Reinforcement
 # Learning", https://arxiv.org/abs/1511.06581, table 2. Names are EnvPool's, without the version.
 ATARI_SCORES = {
-    "Boxing": (0.1, 12.1),
     "Breakout": (1.7, 30.5),
-    "Freeway": (0.0, 29.6),
     "Pong": (-20.7, 14.6),
     "Qbert": (163.9, 13455.0),
-    "SpaceInvaders": (148.0, 1668.7),
 }
 
 # Rows of README.md's table: tasks that many codebases report, under both runners if both are known.
