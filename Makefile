@@ -47,8 +47,8 @@ SPHINX := $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going
   benchmark accelerator docs linkcheck dist lock clean
 
 # Measured on two cores of an AMD EPYC; tests compare the README with this.
-TRAIN_TIME := about 4 minutes, installation included
-TEST_TIME := about 5 minutes
+TRAIN_TIME := about 5 minutes, installation included
+TEST_TIME := 5 to 9 minutes
 CHECK_TIME := about 20 seconds
 # Times of other experiments are in docs/generated/results.md.
 SHOWN_TRAIN_TIME := $(if $(filter filefile,$(origin EXPERIMENT)$(origin RUNNER)),$(TRAIN_TIME) (on two cores),\
