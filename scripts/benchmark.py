@@ -16,6 +16,7 @@ from podracers.commands import command_line
 from podracers.scripts.benchmarks import (
     agent_speed,
     device,
+    entered,
     peers,
     ppo_speed,
     records,
@@ -29,10 +30,10 @@ GROUPS = {
     "tpu": tuple(f"tpu_{agent}" for agent in tpu_estimates.EXPERIMENTS),
     "device": tuple(f"device_{piece}" for piece in device.PIECES),
 }
-_OTHERS = ("catch", "sebulba_impala", "lpg", "costs", "cores", "peers")
+_OTHERS = ("catch", "sebulba_impala", "lpg", "costs", "cores", "peers", "entered")
 NAMES = (*_OTHERS, *(name for own in GROUPS.values() for name in own))
 # Only where they are named: they are long, or require more packages.
-_NAMED = ("costs", "cores", "peers", *GROUPS["tpu"], *GROUPS["device"])
+_NAMED = ("costs", "cores", "peers", "entered", *GROUPS["tpu"], *GROUPS["device"])
 
 
 def _measure(name: str, o: argparse.Namespace) -> records.Result:
@@ -43,6 +44,7 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
         "costs": lambda: tpu_estimates.benchmark_costs(o.devices, o.price[0], o.price[1], o.libtpu),
         "cores": lambda: tpu_estimates.benchmark_cores(o.repeats, o.libtpu),
         "peers": lambda: peers.benchmark(o.peers, o.repeats),
+        "entered": entered.benchmark,
         "lpg": lambda: agent_speed.benchmark_lpg(*own),
         "catch": lambda: ppo_speed.benchmark_batches(name, o.repeats, ppo_speed.BATCHES),
         "sebulba_impala": lambda: sebulba_speed.benchmark_learning(*own),
@@ -70,7 +72,7 @@ def main() -> int:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"of {', '.join(names)}; default: all but tpu, device, costs, cores and peers",
+        help=f"of {', '.join(names)}; default: all but tpu, device, {', '.join(_NAMED[:4])}",
     )
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=pathlib.Path, metavar="FILE")
