@@ -199,14 +199,6 @@ class _Convolutions(nn.Module):
         return images
 
 
-def _residual_block(images: jax.Array, channels: int, layer_norm: bool) -> jax.Array:
-    """Returns images plus two convolutions of them; call it in a compact method."""
-    block = images
-    for _ in range(2):
-        block = layers.Conv(channels)(layers.activate(block, layouts.relu, layer_norm))
-    return images + block
-
-
 class _ResidualSections(nn.Module):
     """Sections of a convolution, a pooling and two residual blocks."""
 
@@ -218,53 +210,12 @@ class _ResidualSections(nn.Module):
         for channels in self.channels:
             images = layers.Conv(channels, pool=True)(images)
             for _ in range(2):
-                images = _residual_block(images, channels, self.layer_norm)
+                block = images
+                for _ in range(2):
+                    block = layers.activate(block, layouts.relu, self.layer_norm)
+                    block = layers.Conv(channels)(block)
+                images = images + block
         return layers.activate(images, layouts.relu, self.layer_norm)
-
-
-class _ResidualBlocks(nn.Module):
-    """Convolutions and residual blocks, see `ResidualImage`."""
-
-    channels: int
-    num_blocks: int
-    strides: Sequence[int]
-
-    @nn.compact
-    def __call__(self, images):
-        for index, stride in enumerate(self.strides):
-            if index:
-                images = layers.activate(images, layouts.relu, layer_norm=True)
-            images = layers.Conv(self.channels, stride=stride)(images)
-        for _ in range(self.num_blocks):
-            images = _residual_block(images, self.channels, layer_norm=True)
-        return images
-
-
-class ResidualImage(nn.Module):
-    """Convolutions and residual blocks, whose image is flattened and not mixed any further.
-
-    Blocks normalise and rectify before each of their two convolutions (He et al., "Identity
-    Mappings in Deep Residual Networks", 2016, https://arxiv.org/abs/1603.05027); the output is
-    linear.
-
-    Attributes:
-      channels: number of channels of each convolution.
-      num_blocks: number of blocks after the first convolutions.
-      strides: strides of these.
-    """
-
-    channels: int
-    num_blocks: int
-    strides: Sequence[int] = (1,)
-
-    @nn.compact
-    def __call__(self, observation):
-        """Returns features `[N, H' * W' * C]`."""
-        image, vector = image_or_error(observation, "ResidualImage")
-        if vector is not None:
-            raise errors.UserError("ResidualImage expects a single image; use CNN")
-        trunk = _ResidualBlocks(self.channels, self.num_blocks, self.strides, name="trunk")
-        return _features(trunk, image)
 
 
 class CNN(nn.Module):

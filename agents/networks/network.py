@@ -332,7 +332,7 @@ def actor_critic(
       separate_critic: whether the critic has an encoder (and a core) of its own.
       num_cells: number of cells of a grid (or of items) whose actions each follow from their own
         features by shared weights, where the encoder keeps the layout (`CNN` with `hidden_sizes =
-        ()`, `ResidualImage`, `DeepSets`) and there is no core; 1 for a dense layer.
+        ()`, `DeepSets`) and there is no core; 1 for a dense layer.
       initial_std: standard deviation of continuous actions at the start, in units of their bounds
         (-1 and 1), where it does not depend on the observation. A robot that falls under the noise
         of 1 needs a lower one.

@@ -50,7 +50,6 @@ def test_vectors_join_after_the_convolutions(encoder):
         # Two channels would make layer normalisation a step function, which rounding can flip.
         (encoders.ImpalaResNet((4, 5), 8, layer_norm=True), np.float32),
         (encoders.CNN((8, 6), padding="VALID", layer_norm=True), np.uint8),
-        (encoders.ResidualImage(8, 1, (2, 2)), np.uint8),
     ],
 )
 def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
