@@ -395,15 +395,15 @@ def unroll_in_parts(
     """
     length = timestep.step_type.shape[0]
     most = max(length * _BYTES_AT_ONCE // parallel.num_bytes(timestep.observation), 1)
-    each = max(n for n in range(1, length + 1) if length % n == 0 and n <= most)
+    steps = max(n for n in range(1, length + 1) if length % n == 0 and n <= most)
 
     def part(core: Any, timestep: types.TimeStep) -> tuple[Any, jax.Array]:
         output, core = network.unroll(params, core, timestep)
         return core, read(output)
 
-    parts = jax.tree.map(lambda x: x.reshape(-1, each, *x.shape[1:]), timestep)
-    _, found = jax.lax.scan(part, core, parts)
-    return jax.tree.map(lambda x: x.reshape(length, *x.shape[2:]), found)
+    parts = jax.tree.map(lambda x: x.reshape(-1, steps, *x.shape[1:]), timestep)
+    _, outputs = jax.lax.scan(part, core, parts)
+    return jax.tree.map(lambda x: x.reshape(length, *x.shape[2:]), outputs)
 
 
 def zero_timestep(spec: environment.EnvironmentSpec) -> types.TimeStep:
