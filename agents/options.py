@@ -48,6 +48,17 @@ def count(default: int, least: int = 1, most: int = errors.INT32_MAX) -> Any:
     return dataclasses.field(default=default, metadata={_CHECK: require})
 
 
+def burn_in(default: int, learnt: int) -> Any:
+    """Returns a dataclass field for an int that leaves `learnt` steps of `sequence_length`."""
+
+    def require(agent: Any, name: str) -> None:
+        largest = agent.sequence_length - learnt
+        expected = f"an int from 0 to sequence_length - {learnt} = {largest}"
+        expect(agent, name, 0 <= getattr(agent, name) <= largest, expected)
+
+    return dataclasses.field(default=default, metadata={_CHECK: require})
+
+
 def number(default: float | None) -> Any:
     """Returns a dataclass field for a number that is finite in float32."""
     return _number_field(default, lambda x: True, "a finite number")

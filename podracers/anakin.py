@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracers import agent as agent_lib
+from podracers import device_memory, errors, keys, metrics, parallel, types, unroll
 from podracers import environment as environment_lib
-from podracers import errors, keys, metrics, parallel, types, unroll
 from podracers import population as population_lib
 from podracers import precision as precision_lib
 
@@ -144,7 +144,7 @@ class Anakin:
         return [
             f"Anakin on {len(devices)} x {devices[0].device_kind}: {self.num_envs} environments x "
             f"{self.rollout_length} steps = {self.steps_per_update} agent steps an update{members}",
-            *parallel.memory_usage(self, devices),
+            *device_memory.usage(self, devices),
         ]
 
     def init(self, seed: int) -> AnakinState:

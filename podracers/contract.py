@@ -193,13 +193,13 @@ def _trace_faults(candidate: environment.Environment) -> list[str]:
         return [fault]
     timestep = candidate.spec.timesteps()
     return [
-        f"{where}: {each}"
-        for where, found, expected in (
+        f"{where}: {difference}"
+        for where, output, expected in (
             ("reset", reset[1], timestep),
             ("step", step[1], timestep),
             ("the state of step differs from that of reset", step[0], reset[0]),
         )
-        for each in trees.differences(*map(trees.structure, (found, expected)))
+        for difference in trees.differences(*map(trees.structure, (output, expected)))
     ]
 
 
@@ -223,11 +223,11 @@ def _pair_fault(name: str, maker: str, output: Any) -> str | None:
     """Returns the fault of an output that is no pair of a state and a time step."""
     if isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], types.TimeStep):
         return None
-    found, library = type(output).__name__, ""
+    kinds, library = type(output).__name__, ""
     if type(output) is tuple:
-        found = f"({', '.join(type(each).__name__ for each in output)})"
+        kinds = f"({', '.join(type(part).__name__ for part in output)})"
         library = {4: " as Gym's step does,", 5: " as Gymnasium's step does,"}.get(len(output), "")
-    return f"{name} returned {found},{library} expected (state, TimeStep): see types.{maker}"
+    return f"{name} returned {kinds},{library} expected (state, TimeStep): see types.{maker}"
 
 
 def _render_faults(candidate: environment.Environment) -> list[str]:

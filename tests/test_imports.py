@@ -16,7 +16,7 @@ LAYERS = {
         ("precision", "types"),
         ("trees",),
         ("agent", "parallel"),
-        ("environment", "population"),
+        ("device_memory", "environment", "population"),
         ("metrics", "supervision", "tasks", "video"),
         ("contract", "hosts", "runner", "unroll"),
         ("anakin", "checkpoints", "evaluation", "host_contract", "sebulba"),

@@ -174,7 +174,7 @@ def load(
     config = _pool_spec(task_id, {}).config
     known = {*config._fields, *(_PIXEL_OPTIONS if module == "envpool.mujoco" else ())}
     _check_options(task_id, options)
-    options = {name: at for name, at in family.options.items() if name in known} | {**options}
+    options = {name: value for name, value in family.options.items() if name in known} | {**options}
     limit = default = config.max_episode_steps if config.max_episode_steps > 0 else NO_LIMIT
     # Tasks without a clock end by construction; EnvPool's number is an upper bound.
     if module == "envpool.jumanji" and not task_id.rpartition("/")[2].startswith(_JUMANJI_CLOCKS):

@@ -169,7 +169,7 @@ def ending(error: BaseException) -> Ending:
 
 
 class _Output(io.FileIO):
-    """Standard output or standard error, which discards bytes once its pipe or terminal has closed.
+    """Standard output or standard error; discards bytes once its pipe or terminal has closed.
 
     Ctrl-C in `train.py 2>&1 | tee log` also ends `tee`, and the run has yet to save.
     """
@@ -180,7 +180,7 @@ class _Output(io.FileIO):
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.EIO):  # a pipe, a terminal
                 raise
-            with open(os.devnull, "wb") as null:
+            with open(os.devnull, "wb") as null:  # also for processes that inherit the number
                 os.dup2(null.fileno(), self.fileno())
             return memoryview(data).nbytes
 
@@ -193,16 +193,15 @@ def run(main: Callable[[], int | None]) -> None:
     """
     # An editable installation finds the packages of this project after all of `sys.path`.
     sys.path += [str(pathlib.Path(__file__).parents[2]), ""]
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for name in ("stdin", "stdout", "stderr"):
         if (stream := getattr(sys, name)) is None:  # closed: the next file would take its number
-            null = os.fdopen(os.open(os.devnull, os.O_RDWR), mode)
-            os.set_inheritable(null.fileno(), True)
-            setattr(sys, name, null)
-        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
-            file = _Output(stream.fileno(), mode, closefd=False)
-            file = file if stream.write_through else io.BufferedWriter(file)
-            options = (stream.encoding, "backslashreplace", None, stream.line_buffering)
-            setattr(sys, name, io.TextIOWrapper(file, *options, stream.write_through))
+            stream = os.fdopen(os.open(os.devnull, os.O_RDWR), "r+")
+            os.set_inheritable(stream.fileno(), True)
+        elif name != "stdin":  # lines are written at once: `os._exit` flushes nothing
+            file = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
+            options = (stream.encoding, "backslashreplace")
+            stream = io.TextIOWrapper(file, *options, line_buffering=True)
+        setattr(sys, name, stream)
     code, end = 0, None
     try:
         code = main() or 0
@@ -219,9 +218,6 @@ def run(main: Callable[[], int | None]) -> None:
         peers.fail(end.cause, code)
         with contextlib.suppress(OSError):  # the code stays
             print(end.report, file=sys.stderr)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
     if (end and several) or pipeline.abandoned():
         # An orderly exit would wait for processes that are gone or for threads that hang.
         if not end:

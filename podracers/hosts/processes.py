@@ -189,9 +189,9 @@ def _own_address(host: str) -> str:
       this machine, or a loopback address, as in Debian's /etc/hosts.
     """
     try:
-        found = socket.gethostbyname_ex(host)[2]
-        with socket.create_server((found[0], 0)):
-            return "" if len(found) > 1 or found[0].startswith("127.") else found[0]
+        addresses = socket.gethostbyname_ex(host)[2]
+        with socket.create_server((addresses[0], 0)):
+            return "" if len(addresses) > 1 or addresses[0].startswith("127.") else addresses[0]
     except OSError:
         return ""
 
@@ -273,7 +273,7 @@ def gather(mine: bytes) -> list[bytes]:
         client.key_value_set_bytes(f"{key}/{index()}", mine)
         return []
     others = [f"{key}/{other}" for other in range(1, count())]
-    read = [client.blocking_key_value_get_bytes(each, _MESSAGE_TIMEOUT_MS) for each in others]
+    read = [client.blocking_key_value_get_bytes(other, _MESSAGE_TIMEOUT_MS) for other in others]
     client.key_value_delete(key)  # the keys below it go, too
     return [mine, *read]
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracers import agent as agent_lib
+from podracers import device_memory, errors, keys, metrics, parallel, types
 from podracers import environment as environment_lib
-from podracers import errors, keys, metrics, parallel, types
 from podracers import precision as precision_lib
 from podracers.sebulba import actor, jax_host, timing
 from podracers.sebulba import learner as learner_lib
@@ -129,7 +129,7 @@ class Sebulba:
             f"{self._rows_per_actor // self.num_batches} environments on "
             f"{self._threads_per_batch} threads each, x {self.rollout_length} steps = "
             f"{self.steps_per_update} agent steps an update, lag {self.lag}",
-            *parallel.memory_usage(self, self.placement.mesh),
+            *device_memory.usage(self, self.placement.mesh),
         ]
 
     def trace(self, seed: int) -> jax.stages.Traced:

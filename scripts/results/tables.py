@@ -60,9 +60,9 @@ def headlines(rows: Rows) -> str:
     lines = []
     for row in (rows[name] for name in HEADLINES):
         references = [f"highest: {_highest(row)}"] * (row.highest is not None)
-        for each in row.published[:1]:
-            details = ", ".join(filter(None, [each.source, each.protocol]))
-            references.append(f"published: {each.value:g} ({details})")
+        for result in row.published[:1]:
+            details = ", ".join(filter(None, [result.source, result.protocol]))
+            references.append(f"published: {result.value:g} ({details})")
         cells = [
             _return(row) + _metrics(row),
             str(len(row.runs)),
@@ -122,7 +122,7 @@ def _rows(rows: Sequence[results.Row]) -> str:
         greedy = [run.greedy_return for run in row.runs if run.greedy_return is not None]
         times = sorted(round(run.wall_time_s) for run in row.runs if run.wall_time_s)
         times = list(dict.fromkeys(times[:1] + times[-1:]))
-        found = [
+        cells = [
             _return(row) + _metrics(row),
             results.interval(sample.interval()),
             f"{len(row.runs)}: {', '.join(map(results.number, row.returns))}",
@@ -134,12 +134,12 @@ def _rows(rows: Sequence[results.Row]) -> str:
             " to ".join(map(str, times)) + " s" * bool(times),
         ]
         published = []
-        for each in row.published:
-            error = None if each.error is None else results.number(each.error)
-            details = ", ".join(filter(None, [each.source, each.steps, each.protocol]))
-            published.append(f"{_plus_minus(each.value, error)} ({details})")
+        for result in row.published:
+            error = None if result.error is None else results.number(result.error)
+            details = ", ".join(filter(None, [result.source, result.steps, result.protocol]))
+            published.append(f"{_plus_minus(result.value, error)} ({details})")
         ends = ["; ".join(published), row.explanation]
-        lines.append([*_named(row), row.agent, row.environment, *found, *ends])
+        lines.append([*_named(row), row.agent, row.environment, *cells, *ends])
     return markdown.table(headings, lines)
 
 
@@ -148,14 +148,14 @@ def _aggregates(rows: Sequence[results.Row]) -> str:
     agents, lines = collections.defaultdict(dict), []  # scores by agent, then by environment
     for row in rows:
         same = [other for other in rows if other.environment == row.environment]
-        found, random = results.reference(row.agent, same), row.random_policy
-        if found is not None and found > random:
-            scores = [(value - random) / (found - random) for value in row.returns]
+        reference, random = results.reference(row.agent, same), row.random_policy
+        if reference is not None and reference > random:
+            scores = [(value - random) / (reference - random) for value in row.returns]
             agents[f"{row.agent} under {row.runner}"][row.environment] = scores
     for agent, tasks in agents.items():
         if len(tasks) >= aggregates.MIN_TASKS:
             runs = min(map(len, tasks.values()))
-            scores = [own[:runs] for own in tasks.values()]
+            scores = [returns[:runs] for returns in tasks.values()]
             iqm, bounds = aggregates.bootstrap(scores, aggregates.interquartile_mean)
             text = results.number(iqm) + (f" ({results.interval(bounds)})" if bounds else "")
             lines.append([agent, ", ".join(tasks), str(runs), text])
@@ -187,7 +187,7 @@ def _provenance(rows: Rows) -> str:
     lines = []
     for row in rows.values():
         commits = dict.fromkeys((run.commit or "not recorded") for run in row.runs)
-        short = ", ".join(each.replace(each.partition("-")[0], each[:10]) for each in commits)
+        short = ", ".join(name.replace(name.partition("-")[0], name[:10]) for name in commits)
         hardware = ", and ".join(dict.fromkeys(run.hardware for run in row.runs))
         date = max(run.date for run in row.runs)
         lines.append([*_named(row), f"`{row.command(0)}`", date, short, hardware, row.note])

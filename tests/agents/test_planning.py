@@ -165,7 +165,8 @@ def test_initial_priorities_are_those_of_the_states_after_the_burn_in(made):
     count = len(timestep.reward) - agent.buffer.sequence_length
     assert count == 1
     for begin in (0, 2):
-        with mock.patch.object(muzero.MuZero, "_burn_in", begin):
+        buffer = dataclasses.replace(agent.buffer, burn_in=begin)
+        with mock.patch.dict(agent.__dict__, buffer=buffer):
             found = agent.initial_priorities((), sample.rollout)
         np.testing.assert_allclose(found, error[begin : begin + count], rtol=1e-5)
 
