@@ -126,7 +126,7 @@ class Optimized:
 
     @property
     def _is_weight(self) -> Any:
-        """Whether parameters are weights: bools, a prefix of their tree, or a function that returns it.
+        """Whether parameters are weights: a prefix of their tree, of bools, or a function to it.
 
         Others (statistics, temperatures, multipliers) keep the agent's own optimizer, and no decay.
         """

@@ -182,8 +182,11 @@ class GeneralizedAdvantage(ActorCritic):
 
         log p = (log μ + n log π) / (n + 1)
 
-    Between both, as in Li, Wu and Shen, "A-3PO", 2025, https://arxiv.org/abs/2512.06547: around `π`
-    alone, each update would move as far again before any rollout shows the effect of the last.
+    This halfway policy, which is not normalised, is this project's choice by trials
+    (docs/notebook/tried.md). That of Hilton et al. is `π`, or one of averaged parameters: around
+    `π` alone, each update would move as far again before any rollout shows the effect of the last.
+    Li, Wu and Shen, "A-3PO", 2025, https://arxiv.org/abs/2512.06547, have its coefficient, but in
+    place of `π` the policy that learns, which saves the pass over the rollout.
 
     Attributes:
       gae_lambda: trace parameter of the advantages.

@@ -6,7 +6,7 @@ with generalised advantage estimation. Any action head, any network with or with
 The loss of a step, with the ratio `r = π(a|s) / p(a|s)` of the learning and the proximal policy,
 the importance weight `ρ` of `policy.GeneralizedAdvantage` (where the newest policy acted, it is the
 proximal one, and `ρ` is 1), the normalised advantage `A`, and the target `G`, the raw advantage
-plus the value before the update:
+plus the value before the update (of the parameters that acted, or with a core of the newest ones):
 
     -ρ min(r A, clip(r, 1 - clip_epsilon, 1 + clip_epsilon) A)
       + value_cost (v(s) - G)² / 2 - entropy_cost H(π(·|s))
@@ -165,7 +165,7 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         policy_loss = returns.clipped_surrogate(log_ratio, batch.advantage, clip_epsilon)
         policy_loss *= batch.rho
         value_loss /= unit**2
-        kl = returns.kl_estimate(log_ratio)
+        kl = batch.rho * returns.kl_estimate(log_ratio)
         total = policy_loss + self.value_cost * value_loss - entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=batch.weight)
         clipped = jnp.abs(jnp.exp(log_ratio) - 1.0) > clip_epsilon
