@@ -63,7 +63,7 @@ class Optimizer:
         if callable(agent.optimizer):
             descent = options.make(agent, "optimizer", learning_rate=1.0)
             # Optimizers of optax descend; `gradient_step` subtracts.
-            parts = {True: optax.chain(descent, optax.scale(-1.0)), False: own}
+            parts: dict[Any, Any] = {True: optax.chain(descent, optax.scale(-1.0)), False: own}
             is_all = agent._is_weight is True
             own = parts[True] if is_all else optax.partition(parts, agent._is_weight)
         return cls(own, agent.learning_rate, agent.anneal_steps, agent.max_grad_norm)

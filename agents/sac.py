@@ -142,7 +142,7 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
 
     @property
     def _is_weight(self) -> sac_networks.Params:
-        return sac_networks.Params(policy=True, critic=True, log_temperature=False)
+        return sac_networks.Params._make((True, True, False))  # all but the temperature
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
@@ -162,7 +162,7 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
             return updates, state._replace(step=state.step % period)
 
         parts: dict[Any, Any] = {"every": every, "period": masked._replace(update=update)}
-        labels = sac_networks.Params("period", "every", "period")
+        labels = sac_networks.Params._make(("period", "every", "period"))
         return dataclasses.replace(optimizer, transformation=optax.partition(parts, labels))
 
     @functools.cached_property

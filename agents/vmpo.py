@@ -79,8 +79,8 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
     def _is_weight(self) -> Any:
         of_network = super()._is_weight
         if of_network is True:
-            return Params(True, log_temperature=False, log_multipliers=False)
-        return lambda params: Params(of_network(params.network), False, False)
+            return Params._make((True, False, False))
+        return lambda params: Params._make((of_network(params.network), False, False))
 
     @property
     def _bounds(self) -> dict[str, float]:

@@ -66,12 +66,13 @@ def update(params: dict, target: jax.Array, weight: jax.Array, rate: float) -> d
     `rate` is the step size; the first steps are larger, so that the first batches count equally.
     """
     old, layer = params[NAME], params["value"]
-    totals, (count, _) = zip(*(types.Mean.of(x, weight) for x in (target, jnp.square(target))))
-    mean, square = parallel.global_mean(types.Mean(totals, count))
     updates = old.updates + 1.0
     step = jnp.maximum(rate, 1.0 / updates)
-    mean, square = old.mean + step * (mean - old.mean), old.square + step * (square - old.square)
-    new = Statistics(mean, square, updates)
+
+    def moved(moment: jax.Array, values: jax.Array) -> jax.Array:
+        return moment + step * (parallel.global_mean(types.Mean.of(values, weight)) - moment)
+
+    new = Statistics(moved(old.mean, target), moved(old.square, jnp.square(target)), updates)
     layer = {
         "kernel": layer["kernel"] * (old.std / new.std),
         "bias": (layer["bias"] * old.std + old.mean - new.mean) / new.std,
