@@ -137,10 +137,13 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
             return self.action_head.default_target_entropy
         return self.target_entropy
 
+    @property
+    def _is_weight(self) -> sac_networks.Params:
+        return sac_networks.Params._make((True, True, False))  # all but the temperature
+
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        of_parts = sac_networks.Params._make  # policy, critic, temperature
-        optimizer = optimization.adam_of(self, self.weight_decay, of_parts((True, True, False)))
+        optimizer = optimization.adam_of(self, self.weight_decay)
         if self.policy_period == 1:
             return optimizer
         every, period = optimizer.transformation, self.policy_period
@@ -156,7 +159,7 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
             return updates, state._replace(step=state.step % period)
 
         parts: dict[Any, Any] = {"every": every, "period": masked._replace(update=update)}
-        labels = of_parts(("period", "every", "period"))
+        labels = sac_networks.Params._make(("period", "every", "period"))
         return dataclasses.replace(optimizer, transformation=optax.partition(parts, labels))
 
     @functools.cached_property
