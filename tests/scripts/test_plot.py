@@ -144,6 +144,16 @@ def test_population_values_are_configurations(make, curves):
     assert _drawn(curves, *paths) == {"Catch": dict(zip(labels, (2, 3)))}
 
 
+def test_an_option_that_a_resume_changed_is_a_configuration_of_its_own(make, curves):
+    paths = [make([CATCH], f"SEED = {n}", f"PPO.gamma = {x}") for n, x in enumerate((0.9, 0.5))]
+    directory = run_directory.RunDirectory(paths[0])
+    for step in (5, 15):
+        directory.replace_config(directory.read_config().replace("gamma = 0.9", "gamma = 0.5"), step)
+    label = "PPO, Anakin, gamma = 0.9 to 5 steps, then 0.5"
+    assert _drawn(curves, paths[0]) == {"Catch": {label: 1}}
+    assert _drawn(curves, *paths) == {"Catch": {label: 1, "PPO, Anakin, gamma = 0.5": 1}}
+
+
 def test_recorded_results_are_read_without_warnings_and_a_wheel_has_none(
     curves, monkeypatch, tmp_path, caplog
 ):

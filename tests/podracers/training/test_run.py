@@ -329,6 +329,11 @@ def test_a_broken_rule_ends_a_run_of_sebulba_after_its_first_dispatch(tmp_path):
     ("binding", "message"),
     [
         ("SEED = 7", "seed, 3: got 7"),
+        ("Anakin.population = 4", "population, 2: got 4"),
+        (
+            "Anakin.population_values = {'gamma': (0.9, 0.5)}",
+            r"population_values, \{'learning_rate': \[0.0001, 0.01\]\}: got \{'gamma'",
+        ),
         ("Anakin.rollout_length = 32", "update, 64: got 256"),
         ("TOTAL_STEPS = 512", "at least 640, .*; got 512"),
         ("Experiment.checkpoint_directory = '{}'", "expected the checkpoints of .*; got none"),
@@ -336,10 +341,35 @@ def test_a_broken_rule_ends_a_run_of_sebulba_after_its_first_dispatch(tmp_path):
 )
 def test_resuming_with_a_fixed_option_changed_is_refused(population, binding, message, tmp_path):
     directory = run_directory.RunDirectory(population[0].path)
-    changed = experiment.load([str(directory.config)], [binding.format(tmp_path)])
+    changed = experiment.load([str(directory.config)], [binding.replace("{}", str(tmp_path))])
     with pytest.raises(errors.UserError, match=message):
         _run(changed, directory, resume=True)
     run_directory.Lock(directory.path).acquire()  # the refused run has released it
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (jax.threefry_partitionable(False), "jax_threefry_partitionable, True: got False"),
+        (jax.default_prng_impl("rbg"), "jax_default_prng_impl, 'threefry2x32': got 'rbg'"),
+    ],
+)
+def test_resuming_with_another_generator_is_refused(settings, population, setting, message):
+    with setting, pytest.raises(errors.UserError, match=message):
+        _run(settings, run_directory.RunDirectory(population[0].path), resume=True)
+
+
+def test_a_resumed_run_prints_settings_that_change_rounding(settings, population, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_other")
+    directory = run_directory.RunDirectory(population[0].path)
+    parts, lines = settings.build(), []
+    resumed = run.Run(
+        settings, parts, directory, stop=At(), resume=True, print_line=lines.append
+    )
+    assert any(re.match("changed: XLA_FLAGS: .* -> '--xla_other'", line) for line in lines)
+    resumed._require_same_run(640, {"update": 10, "seed": 3})  # as earlier versions saved
+    with resumed._exits:
+        pass
 
 
 def _score(directory, step):
