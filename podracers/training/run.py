@@ -288,7 +288,12 @@ class Run:
         if not processes.is_lead():
             return
         resumed = self.steps if self._resume else None
-        self._loggers.append(loggers.TensorBoardLogger(self._directory.path, resumed))
+        agent = type(self._parts.agent).__name__
+        members = {
+            row["seed"]: {f"{agent}.{name}": x for name, x in row["values"].items()}
+            for row in population.rows(self._runner.population_values, self._seeds, {})
+        }
+        self._loggers.append(loggers.TensorBoardLogger(self._directory.path, resumed, members))
         self._loggers.append(loggers.JsonlLogger(self._directory.metrics, resumed))
         if (tracker := self._experiment.tracker) is not None:
             self._loggers.append(tracker.open(self._directory, self._resume))

@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.plugins.hparams import metadata
 from tensorboard.util import tensor_util
 
 from environments import cartpole, catch, randomized
@@ -177,6 +178,17 @@ def test_a_population_is_logged_by_member_and_on_average(population, capsys):
     assert re.search(row, printed)
     assert re.search(rf"\nsuccess +{results['return']:.4g}, greedy ", printed)
     assert re.search(r"\nspeed +7, greedy 7\n", printed) and "achievement" not in printed
+    for member, row in zip(members, ("seed_3,learning_rate=0.0001", "seed_4,learning_rate=0.01")):
+        events = event_accumulator.EventAccumulator(str(directory.path / row)).Reload()
+        shown = [event.value for event in events.Scalars("loss/value")]
+        assert shown == pytest.approx([x[f"loss/value/seed_{member['seed']}"] for x in rows])
+        content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        trial = metadata.parse_session_start_info_plugin_data(content).hparams
+        assert trial["PPO.learning_rate"].number_value == member["values"]["learning_rate"]
+        assert trial["Experiment.seed"].number_value == member["seed"]
+    tags = event_accumulator.EventAccumulator(str(directory.path)).Reload().Tags()
+    assert not any("seed_" in tag for tag in tags["scalars"])
+    assert "_hparams_/session_start_info" not in tags["tensors"]
     policy = trained.load(directory.path)  # is evaluated by member
     judged = policy.parts.evaluate(policy.params, evaluation.run_key(3)).episodes
     assert judged.mean_return().tolist() == list(results["return_by_seed"].values())
