@@ -175,7 +175,15 @@ def panels(runs: Iterable[Run], metric: str) -> list[plotting.Panel]:
             curves[label] = list(seeds.values())
             if "random policy" in known and (one := results.reference(agent, rows)) is not None:
                 scales[label] = known["random policy"], one
-        drawn.append(plotting.Panel(environment, curves, known, scales))
+        # The legend has the other ones that a resume changed.
+        resumed = {name: run.values[name] for run in own for name in sorted(run.changed - IGNORED)}
+        shared = [
+            f"{name.rpartition('.')[2]} = {text}"
+            for name, text in resumed.items()
+            if all(run.values.get(name) == text for run in own)
+        ]
+        title = "; ".join([environment, *shared])
+        drawn.append(plotting.Panel(title, curves, known, scales))
     return drawn
 
 
@@ -254,8 +262,7 @@ def _configurations(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[Run]
             for difference, (run, *_) in found
             if (run.values[_ROLES[2]] in runners if part == "runner" else run.has(part))
         ]
-        is_changed = any(name in run.changed for _, run in own)
-        if is_changed or len({run.values.get(name) for _, run in own}) > 1:
+        if len({run.values.get(name) for _, run in own}) > 1:
             for difference, run in own:
                 text = _text(run.values.get(name, "default"))
                 difference[name if short in difference else short] = text

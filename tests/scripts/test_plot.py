@@ -149,9 +149,10 @@ def test_an_option_that_a_resume_changed_is_a_configuration_of_its_own(make, cur
     directory = run_directory.RunDirectory(paths[0])
     for step in (5, 15):
         directory.replace_config(directory.read_config().replace("gamma = 0.9", "gamma = 0.5"), step)
-    label = "PPO, Anakin, gamma = 0.9 to 5 steps, then 0.5"
-    assert _drawn(curves, paths[0]) == {"Catch": {label: 1}}
-    assert _drawn(curves, *paths) == {"Catch": {label: 1, "PPO, Anakin, gamma = 0.5": 1}}
+    changed = "gamma = 0.9 to 5 steps, then 0.5"
+    assert _drawn(curves, paths[0]) == {f"Catch; {changed}": {"PPO, Anakin": 1}}
+    labels = (f"PPO, Anakin, {value}" for value in (changed, "gamma = 0.5"))
+    assert _drawn(curves, *paths) == {"Catch": dict.fromkeys(labels, 1)}
 
 
 def test_recorded_results_are_read_without_warnings_and_a_wheel_has_none(
@@ -245,3 +246,12 @@ def test_a_folder_stands_for_the_runs_in_it(make, call, tmp_path, capsys):
         f"{out}: 3 curves",
     ]
     assert out.stat().st_size > 10_000  # bytes
+
+
+def test_a_single_point_has_a_mark(curves):
+    page = curves.plotting
+    seeds = {"one": [np.array([[64.0, 1.0, 2.0]])], "two": [np.array([[0.0, 0, 1], [64, 1, 2]])]}
+    figure = page.page([page.Panel("Snake", seeds, {})], "episode/return")
+    marks = {line.get_label(): line.get_marker() for line in figure.axes[0].get_lines()}
+    assert [marks[f"{label} (1\u00a0seed)"] for label in seeds] == ["o", "None"]
+    page.plt.close(figure)
