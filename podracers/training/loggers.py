@@ -196,7 +196,8 @@ class TensorBoardLogger(Logger):
     def _add(self, folder: pathlib.Path, event: event_pb2.Event, name: str | None = None) -> None:
         event.wall_time = time.time()
         # TensorBoard's own event writer writes from a thread, which hides a full disk.
-        with storage.failures(f"write {folder}"), (folder / (name or self._name)).open("ab") as file:
+        path = folder / (name or self._name)
+        with storage.failures(f"write {folder}"), path.open("ab") as file:
             record_writer.RecordWriter(file).write(event.SerializeToString())
 
 

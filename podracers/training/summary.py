@@ -45,7 +45,7 @@ def rounding() -> dict[str, str | None]:
     return {
         "jaxlib": importlib.metadata.version("jaxlib"),
         "platform": jax.default_backend(),
-        "jax_default_matmul_precision": jax.config.jax_default_matmul_precision,
+        "jax_default_matmul_precision": jax.config.values["jax_default_matmul_precision"],
         **{name: os.environ.get(name) for name in _COMPILER_FLAGS},
     }
 

@@ -120,10 +120,10 @@ def read(path: str) -> list[Run]:
 
 def _changes(directory: run_directory.RunDirectory, given: Mapping[str, Any]) -> dict[str, str]:
     """Returns the values over time, as a text, of each parameter that a resume changed."""
-    files = [(int(file.suffixes[0][1:]), file) for file in directory.path.glob("config.*.gin")]
-    periods = [
+    files = {int(x.suffixes[0][1:]): x for x in directory.path.glob("config.*.gin")}
+    periods: list[tuple[str, Mapping[str, Any]]] = [
         (f" to {step:,} steps", config.read(file.read_text("utf-8"), str(file)))
-        for step, file in sorted(files)
+        for step, file in sorted(files.items())
     ]
     periods.append(("", given))
     changes = {}

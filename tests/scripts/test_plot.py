@@ -148,7 +148,9 @@ def test_an_option_that_a_resume_changed_is_a_configuration_of_its_own(make, cur
     paths = [make([CATCH], f"SEED = {n}", f"PPO.gamma = {x}") for n, x in enumerate((0.9, 0.5))]
     directory = run_directory.RunDirectory(paths[0])
     for step in (5, 15):
-        directory.replace_config(directory.read_config().replace("gamma = 0.9", "gamma = 0.5"), step)
+        directory.replace_config(
+            directory.read_config().replace("gamma = 0.9", "gamma = 0.5"), step
+        )
     changed = "gamma = 0.9 to 5 steps, then 0.5"
     assert _drawn(curves, paths[0]) == {f"Catch; {changed}": {"PPO, Anakin": 1}}
     labels = (f"PPO, Anakin, {value}" for value in (changed, "gamma = 0.5"))

@@ -375,9 +375,7 @@ def test_a_resumed_run_prints_settings_that_change_rounding(settings, population
     monkeypatch.setenv("XLA_FLAGS", "--xla_other")
     directory = run_directory.RunDirectory(population[0].path)
     parts, lines = settings.build(), []
-    resumed = run.Run(
-        settings, parts, directory, stop=At(), resume=True, print_line=lines.append
-    )
+    resumed = run.Run(settings, parts, directory, stop=At(), resume=True, print_line=lines.append)
     assert any(re.match("changed: XLA_FLAGS: .* -> '--xla_other'", line) for line in lines)
     resumed._require_same_run(640, {"update": 10, "seed": 3})  # as earlier versions saved
     with resumed._exits:
