@@ -10,14 +10,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
 import jax
 import numpy as np
 
-from podracers import environment, errors, evaluation, metrics, parallel, population
+from podracers import environment, errors, evaluation, keys, metrics, parallel, population
 from podracers.checkpoints import checkpoint, storage
 from podracers.hosts import peers, processes
 from podracers.supervision import watchdog
@@ -206,23 +206,43 @@ class Run:
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), template
             )
             self._state = None
-        restored = self._checkpointer.restore(template)
+        restored = self._checkpointer.restore(template, check=self._require_same_run)
         assert restored is not None  # there is a latest step
         step, self._state, metadata = restored
         self._update = metadata["update"]
-        for name, saved, given in (
-            ("seed", metadata["seed"], self._experiment.seed),
-            ("agent steps per update", step // self._update, self._runner.steps_per_update),
-        ):
-            if saved != given:
-                raise errors.UserError(f"a resumed run keeps its {name}, {saved}: got {given}")
-        if self._update > self._parts.num_updates:
+        self._clock = Clock(**metadata["clock"])
+        saved, current = metadata.get("rounding", {}), summary_lib.rounding()
+        for name in (name for name in saved if saved[name] != current.get(name)):
+            self._print_line(f"changed: {name}: {saved[name]!r} -> {current.get(name)!r}")
+        self._print_line(f"resuming from step {step:,}")
+
+    def _fixed(self) -> dict[str, Any]:
+        """Returns the settings that a resumed run keeps, as JSON holds them."""
+        values = self._runner.population_values.items()
+        return {
+            "seed": self._experiment.seed,
+            "population": self._runner.population,
+            "population_values": {name: list(numbers) for name, numbers in values},
+            **keys.generator(),
+        }
+
+    def _require_same_run(self, step: int, metadata: Mapping[str, Any]) -> None:
+        """Raises `errors.UserError` for the checkpoint of another run, by its metadata.
+
+        Those of earlier versions lack some settings.
+        """
+        current = self._fixed() | {"agent steps per update": self._runner.steps_per_update}
+        saved = {**metadata, "agent steps per update": step // metadata["update"]}
+        for name, value in current.items():
+            if saved.get(name, value) != value:
+                raise errors.UserError(
+                    f"a resumed run keeps its {name}, {saved[name]!r}: got {value!r}"
+                )
+        if metadata["update"] > self._parts.num_updates:
             raise errors.UserError(
                 f"Experiment.total_steps: expected at least {step}, the steps of the checkpoint; "
                 f"got {self._experiment.total_steps}"
             )
-        self._clock = Clock(**metadata["clock"])
-        self._print_line(f"resuming from step {step:,}")
 
     def _earlier_checkpoints(self) -> str | None:
         """Returns the run's own folder, or that of `config.gin`, if there are checkpoints in it."""
@@ -268,7 +288,12 @@ class Run:
         if not processes.is_lead():
             return
         resumed = self.steps if self._resume else None
-        self._loggers.append(loggers.TensorBoardLogger(self._directory.path, resumed))
+        agent = type(self._parts.agent).__name__
+        members = {
+            row["seed"]: {f"{agent}.{name}": x for name, x in row["values"].items()}
+            for row in population.rows(self._runner.population_values, self._seeds, {})
+        }
+        self._loggers.append(loggers.TensorBoardLogger(self._directory.path, resumed, members))
         self._loggers.append(loggers.JsonlLogger(self._directory.metrics, resumed))
         if (tracker := self._experiment.tracker) is not None:
             self._loggers.append(tracker.open(self._directory, self._resume))
@@ -427,9 +452,9 @@ class Run:
         self._require_equal_replicas(self._update)
         metadata = {
             "update": self._update,
-            "seed": self._experiment.seed,
-            "population": self._runner.population,
             "clock": self._clock.record(),
+            "rounding": summary_lib.rounding(),
+            **self._fixed(),
         }
         params = self._runner.actor_params(self._state)
         self._checkpointer.save(self.steps, self._state, params, metadata, score)

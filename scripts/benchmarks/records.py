@@ -11,6 +11,7 @@ from podracers import errors
 from podracers.scripts.results import markdown
 
 _NO_UNITS = ("ratio", "share")
+_ACRONYMS = ("dqn", "h100", "impala", "lpg", "tpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Record:
             groups.setdefault(result.group or name, []).append(result)
         for heading, results in groups.items():
             notes = dict.fromkeys(note for result in results for note in result.notes)
-            parts += [f"### {heading}\n"] if [*groups] != [stem] else []
+            parts += [f"### {_title(heading)}\n"] if [*groups] != [stem] else []
             parts += [f"{results[0].about}\n"]
             parts += tables([row for result in results for row in result.rows])
             parts += ["".join(f"- {note}\n" for note in notes)] if notes else []
@@ -134,8 +135,14 @@ def page(folder: pathlib.Path) -> str:
     ]
     for path in paths:
         section = read(path).section(path.stem, f"{folder.name}/{path.name}")
-        parts.append(f"## {path.stem}\n\n{section}")
+        parts.append(f"## {_title(path.stem)}\n\n{section}")
     return "\n".join(parts)
+
+
+def _title(name: str) -> str:
+    """Returns the name of a file or a benchmark in words."""
+    words = [word.upper() if word in _ACRONYMS else word for word in name.split("_")]
+    return " ".join([words[0][0].upper() + words[0][1:], *words[1:]])
 
 
 def tables(rows: Iterable[Row]) -> list[str]:

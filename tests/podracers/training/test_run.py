@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.plugins.hparams import metadata
 from tensorboard.util import tensor_util
 
 from environments import cartpole, catch, randomized
@@ -177,6 +178,17 @@ def test_a_population_is_logged_by_member_and_on_average(population, capsys):
     assert re.search(row, printed)
     assert re.search(rf"\nsuccess +{results['return']:.4g}, greedy ", printed)
     assert re.search(r"\nspeed +7, greedy 7\n", printed) and "achievement" not in printed
+    for member, row in zip(members, ("seed_3,learning_rate=0.0001", "seed_4,learning_rate=0.01")):
+        events = event_accumulator.EventAccumulator(str(directory.path / row)).Reload()
+        shown = [event.value for event in events.Scalars("loss/value")]
+        assert shown == pytest.approx([x[f"loss/value/seed_{member['seed']}"] for x in rows])
+        content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        trial = metadata.parse_session_start_info_plugin_data(content).hparams
+        assert trial["PPO.learning_rate"].number_value == member["values"]["learning_rate"]
+        assert trial["Experiment.seed"].number_value == member["seed"]
+    tags = event_accumulator.EventAccumulator(str(directory.path)).Reload().Tags()
+    assert not any("seed_" in tag for tag in tags["scalars"])
+    assert "_hparams_/session_start_info" not in tags["tensors"]
     policy = trained.load(directory.path)  # is evaluated by member
     judged = policy.parts.evaluate(policy.params, evaluation.run_key(3)).episodes
     assert judged.mean_return().tolist() == list(results["return_by_seed"].values())
@@ -329,6 +341,11 @@ def test_a_broken_rule_ends_a_run_of_sebulba_after_its_first_dispatch(tmp_path):
     ("binding", "message"),
     [
         ("SEED = 7", "seed, 3: got 7"),
+        ("Anakin.population = 4", "population, 2: got 4"),
+        (
+            "Anakin.population_values = {'gamma': (0.9, 0.5)}",
+            r"population_values, \{'learning_rate': \[0.0001, 0.01\]\}: got \{'gamma'",
+        ),
         ("Anakin.rollout_length = 32", "update, 64: got 256"),
         ("TOTAL_STEPS = 512", "at least 640, .*; got 512"),
         ("Experiment.checkpoint_directory = '{}'", "expected the checkpoints of .*; got none"),
@@ -336,10 +353,33 @@ def test_a_broken_rule_ends_a_run_of_sebulba_after_its_first_dispatch(tmp_path):
 )
 def test_resuming_with_a_fixed_option_changed_is_refused(population, binding, message, tmp_path):
     directory = run_directory.RunDirectory(population[0].path)
-    changed = experiment.load([str(directory.config)], [binding.format(tmp_path)])
+    changed = experiment.load([str(directory.config)], [binding.replace("{}", str(tmp_path))])
     with pytest.raises(errors.UserError, match=message):
         _run(changed, directory, resume=True)
     run_directory.Lock(directory.path).acquire()  # the refused run has released it
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (jax.threefry_partitionable(False), "jax_threefry_partitionable, True: got False"),
+        (jax.default_prng_impl("rbg"), "jax_default_prng_impl, 'threefry2x32': got 'rbg'"),
+    ],
+)
+def test_resuming_with_another_generator_is_refused(settings, population, setting, message):
+    with setting, pytest.raises(errors.UserError, match=message):
+        _run(settings, run_directory.RunDirectory(population[0].path), resume=True)
+
+
+def test_a_resumed_run_prints_settings_that_change_rounding(settings, population, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_other")
+    directory = run_directory.RunDirectory(population[0].path)
+    parts, lines = settings.build(), []
+    resumed = run.Run(settings, parts, directory, stop=At(), resume=True, print_line=lines.append)
+    assert any(re.match("changed: XLA_FLAGS: .* -> '--xla_other'", line) for line in lines)
+    resumed._require_same_run(640, {"update": 10, "seed": 3})  # as earlier versions saved
+    with resumed._exits:
+        pass
 
 
 def _score(directory, step):
