@@ -16,6 +16,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
+import psutil
 
 from podracers import errors, trees, types
 
@@ -285,6 +286,17 @@ def _memory_limit(devices: Sequence[jax.Device]) -> float | None:
         return (local[0].memory_stats() or {}).get("bytes_limit")
     except jax.errors.JaxRuntimeError:  # a device that programs are only compiled for
         return None
+
+
+def memory_in_use() -> dict[str, float]:
+    """Returns the GB in use: `process`, of this process, and `device`, the most of its devices'.
+
+    Devices that share the memory of the process, such as CPUs, are left out.
+    """
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    used = {"process": [psutil.Process().memory_info().rss]}
+    used["device"] = [each["bytes_in_use"] for each in stats if "bytes_in_use" in each]
+    return {name: max(sizes) / 1e9 for name, sizes in used.items() if sizes}
 
 
 def num_bytes(tree: types.PyTree) -> int:

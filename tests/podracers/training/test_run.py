@@ -519,19 +519,20 @@ def test_times_add_up_over_starts_without_the_first_dispatch_of_each(monkeypatch
     monkeypatch.setattr(run.time, "perf_counter", lambda: now[0])
     first = run.Clock()
     first.add_dispatch(30.0, 64)
-    assert math.isnan(first.latest_rate) and math.isnan(first.rate)
+    assert math.isnan(first.lap_rate()) and math.isnan(first.rate)
     first.add_dispatch(2.0, 64)
     first.add_dispatch(1.0, 128)
-    assert (first.rate, first.latest_rate, first.first_dispatch) == (64.0, 128.0, 30.0)
+    assert (first.rate, first.lap_rate(), first.first_dispatch) == (64.0, 64.0, 30.0)
     now[0] += 38.0
     record = first.record()
     now[0] += 1000.0  # between two starts
     second = run.Clock(**record)
     now[0] += 5.0
     second.add_dispatch(10.0, 64)
-    assert math.isnan(second.latest_rate)
-    second.add_dispatch(3.0, 64)
-    assert second.rate == (64 + 128 + 64) / (2.0 + 1.0 + 3.0)
+    assert math.isnan(second.lap_rate())
+    second.add_dispatch(3.0, 96)
+    assert second.lap_rate() == 32.0
+    assert second.rate == (64 + 128 + 96) / (2.0 + 1.0 + 3.0)
     assert (second.first_dispatch, second.elapsed) == (40.0, 38.0 + 5.0)
 
 
