@@ -301,14 +301,18 @@ def test_a_function_sees_adds_to_and_ends_the_log(settings, population, tmp_path
     logged = processes.log(directory.path)
     assert [row.pop("own/number", None) for row in logged] == [96, 128, None, None, None, None]
     assert logged == processes.log(population[0].path)
-    for answer, number, message in (("stop", 1.0, "got 'stop'"), (None, "x", "'own/x', got 'x'")):
-        mistaken = dataclasses.replace(
-            settings, on_log=lambda line: line.update({"own/x": number}) or answer
-        )
-        folder = run_directory.RunDirectory(tmp_path / message)
-        folder.create()
-        with pytest.raises(errors.UserError, match=f"Experiment.on_log: expected .*{message}"):
-            _run(mistaken, folder)
+
+
+@pytest.mark.parametrize(
+    ("answer", "number", "got"), [("stop", 1.0, "'stop'"), (None, "x", "'own/x', got 'x'")]
+)
+def test_a_function_of_the_log_that_returns_or_adds_no_number_is_refused(
+    settings, tmp_path, answer, number, got
+):
+    mistaken = dataclasses.replace(settings, on_log=lambda line: answer)
+    trainer = run.Run(mistaken, settings.build(), run_directory.RunDirectory(tmp_path), stop=())
+    with pytest.raises(errors.UserError, match=f"Experiment.on_log: expected .*{got}"):
+        trainer._call_on_log({"step": 64, "own/x": number})
 
 
 def _move(path):
