@@ -1,10 +1,11 @@
-"""Memory of a device: its limit, and the part of it that a runner uses."""
+"""Memory of a device and of this process: limits, and the parts that a runner uses."""
 
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import psutil
 
 from podracers import errors, parallel
 
@@ -59,3 +60,14 @@ def _limit(devices: Sequence[jax.Device]) -> float | None:
         return (local[0].memory_stats() or {}).get("bytes_limit")
     except jax.errors.JaxRuntimeError:  # a device that programs are only compiled for
         return None
+
+
+def in_use() -> dict[str, float]:
+    """Returns the GB in use: `process`, of this process, and `device`, the most of its devices'.
+
+    Devices that share the memory of the process, such as CPUs, are left out.
+    """
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    used = {"process": [psutil.Process().memory_info().rss]}
+    used["device"] = [stat["bytes_in_use"] for stat in stats if "bytes_in_use" in stat]
+    return {name: max(sizes) / 1e9 for name, sizes in used.items() if sizes}

@@ -23,10 +23,20 @@ def test_the_readmes_ten_lines_learn(capsys):
 
 
 @pytest.mark.slow
-def test_a_run_from_python_leaves_a_summary(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "old", "new", "path"),
+    [
+        ("run", "100_000", "2048", "catch-from-python"),
+        ("on_log", '"], [])', '"], ["Experiment.evaluation_period = 1"])', "until-solved"),
+    ],
+)
+def test_a_run_from_python_leaves_a_summary(name, old, new, path, tmp_path, monkeypatch):
+    """One whose function of the log ends it as soon as it has evaluated."""
     monkeypatch.chdir(tmp_path)
-    exec(documented.program("run").replace("100_000", "2048"), {})
-    summary = json.loads((tmp_path / "runs" / "catch-from-python" / "summary.json").read_text())
+    program = documented.program(name).replace("> 0.95", "< 2.0")
+    assert old in program
+    exec(program.replace(old, new), {})
+    summary = json.loads((tmp_path / "runs" / path / "summary.json").read_text())
     assert summary["environment_steps"] == 2048
 
 

@@ -147,7 +147,10 @@ class Sebulba:
         return self._learner.init(np.int32(seed))
 
     def step(
-        self, state: learner_lib.SebulbaState, num_updates: int
+        self,
+        state: learner_lib.SebulbaState,
+        num_updates: int,
+        report: metrics.Report | None = None,
     ) -> tuple[learner_lib.SebulbaState, metrics.Report]:
         """Takes `num_updates` updates; `state` is donated.
 
@@ -164,10 +167,10 @@ class Sebulba:
             session = self._sessions[0]
             session.state = None
             session.timers.learner.switch("")
-            state, report = self._update(session, state)
-            for _ in range(num_updates - 1):
-                state, part = self._update(session, state)
-                report = metrics.merge(report, part)
+            for _ in range(num_updates):
+                state, latest = self._update(session, state)
+                report = metrics.merge(report, latest) if report else latest
+            assert report is not None  # there is an update
         except BaseException:
             self.close()
             raise

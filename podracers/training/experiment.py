@@ -61,8 +61,10 @@ class Experiment:
         and for host environments.
       seed: seed of all random numbers.
       total_steps: agent steps over all environments; rounded up to whole updates.
-      log_period: updates between two log lines; one dispatch of the runner.
-      evaluation_period: updates between evaluations; 0 for a single one at the end.
+      log_period: updates between two log lines.
+      evaluation_period: updates between evaluations; 0 for a single one at the end; None for a
+        multiple of `log_period` that gives about twenty, of which those are left out before which
+        evaluations have taken more agent steps than training.
       evaluation_episodes: number of first episodes that each evaluation averages; None for 512 of a
         JAX environment, which runs them in parallel, or 64 of a host environment.
       greedy_evaluation_episodes: number of episodes of an evaluation that are repeated with greedy
@@ -70,7 +72,7 @@ class Experiment:
       evaluation_max_steps: agent steps after which an evaluated episode is cut; None for the
         environment's limit.
       checkpoint_period: updates between checkpoints, in addition to those at every evaluation and
-        at the end; 0 for no additional ones.
+        at the end; 0 for no additional ones; None for one every five minutes.
       checkpoint_directory: absolute path, or `gs://BUCKET/FOLDER`, for the checkpoints of this run
         only. Every process must see it, and writes its own part. None for `checkpoints` in the run
         directory, which every process must see then.
@@ -80,6 +82,9 @@ class Experiment:
       keep_best: number of checkpoints with the best evaluations to keep in addition.
       profile_update: an update whose log period the JAX profiler traces, into `profile` in the run
         directory; not in the first period, which compiles. None for no trace.
+      on_log: function that process 0 calls with each log line, numbers by name with `step`. It may
+        add numbers, which are logged, and return True to end the run, as after its last update. A
+        resumed run calls it for later lines only.
       tracker: additional service that receives the run's metrics: `@WeightsAndBiases()`, or None.
       matmul_precision: see `precision.Precision`, as for `compute_dtype`.
       compute_dtype: dtype of encoders and cores.
@@ -91,16 +96,17 @@ class Experiment:
     seed: int
     total_steps: numbers.Integral  # number of any size; `1e9` becomes an int
     log_period: int = 10
-    evaluation_period: int = 0
+    evaluation_period: int | None = None
     evaluation_episodes: int | None = None
     greedy_evaluation_episodes: int | None = None
     evaluation_max_steps: int | None = None
-    checkpoint_period: int = 0
+    checkpoint_period: int | None = None
     checkpoint_directory: str | None = None
     checkpoint_replay: bool = True
     keep_latest: int = 3
     keep_best: int = 1
     profile_update: int | None = None
+    on_log: Callable[[dict[str, float]], bool | None] | None = None
     tracker: loggers.WeightsAndBiases | None = None
     matmul_precision: str | None = None
     compute_dtype: str = "float32"

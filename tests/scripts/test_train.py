@@ -56,6 +56,8 @@ def test_a_run_leaves_its_files(reference):
     assert (summary["environment_steps"], summary["updates"]) == (2560, 40)
     assert summary["evaluation"]["episodes"] == 8
     assert summary["wall_time_s"] > summary["first_dispatch_s"] > 0.0
+    assert summary["memory"].keys() == {"process"}  # of the machine's: CPUs have none of their own
+    assert summary["memory"]["process"] > 0.1  # GB
     assert summary["steps_per_second"] > 0.0
     assert {"device", "versions", "commit", "seed", "random_policy_return"} <= summary.keys()
     lines = processes.log(reference)
@@ -73,7 +75,7 @@ def test_a_run_leaves_its_files(reference):
 
 def _steps(path):
     """Returns the newest checkpoint's step."""
-    steps = [int(each.name) for each in (path / "checkpoints").iterdir() if each.name.isdigit()]
+    steps = [int(each.name) for each in path.glob("checkpoints/*") if each.name.isdigit()]
     return max(steps, default=0)
 
 
@@ -83,12 +85,17 @@ def test_a_run_that_is_killed_stopped_and_resumed_equals_an_uninterrupted_one(
     reference, folder, config
 ):
     path = folder / "interrupted"
+    often = "from podracers.training import run; run._SAVE_PERIOD = 0.0\n"
+    often += "from podracers.commands import train; train.command()"
+    begin = ("--gin_file", config, "--run_dir", path)
+    by_clock = ("--gin_bindings", "Experiment.checkpoint_period = None")
     killed = processes.interrupt(
-        processes.start("train", "--gin_file", config, "--run_dir", path),
+        processes.spawn([sys.executable, "-c", often, *begin, *by_clock]),
         signal.SIGKILL,
-        lambda: processes.num_lines(path) >= 10 and _steps(path) >= 512,
+        lambda: _steps(path) > 512 and _steps(path) % 512,  # evaluations save every 512 steps
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert _steps(path) % 512
     for number in (signal.SIGTERM, signal.SIGINT):
         lines = processes.num_lines(path) + 4  # it is cut back to the checkpoint before it grows
         process = processes.start("train", "--run_dir", path, "--resume")
