@@ -144,6 +144,21 @@ def test_a_worker_that_exits_is_a_failure():
             pipeline.Queue(supervisor, 1).get()
 
 
+@pytest.mark.parametrize("is_within_generator", [False, True])
+def test_a_stop_iteration_is_named_with_its_line(is_within_generator):
+    def step():
+        yield next(iter(()))
+
+    work = step().send if is_within_generator else lambda _: next(iter(()))
+    with _supervised() as supervisor:
+        supervisor.start("actor 0", lambda _: work(None))
+        with pytest.raises(RuntimeError, match="generator raised StopIteration") as raised:
+            pipeline.Queue(supervisor, 1).get()
+    last = command_line.ending(raised.value).cause
+    name = "step" if is_within_generator else "<lambda>"
+    assert last.startswith(f"{__file__}:") and last.endswith(f"in {name}: StopIteration")
+
+
 def test_a_failure_while_closing_is_logged(caplog):
     def work(worker):
         try:
