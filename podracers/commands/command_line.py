@@ -179,6 +179,8 @@ def ending(error: BaseException) -> Ending:
     if isinstance(error, MemoryError) or (is_jax and "RESOURCE_EXHAUSTED" in str(error)):
         return Ending(code, f"out of memory: {cause}", f"failed: out of memory: {cause}")
     cause = errors.located(error)
+    if isinstance(error, ImportError):
+        cause += gin_names.hiding()
     return Ending(code, cause, f"{''.join(traceback.format_exception(error))}\n{cause}")
 
 
