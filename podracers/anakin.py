@@ -35,7 +35,7 @@ class AnakinState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Anakin(contextlib.AbstractContextManager):
+class Anakin(contextlib.AbstractContextManager["Anakin"]):
     """Runs an agent on a JAX environment.
 
     Attributes:

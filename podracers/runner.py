@@ -11,7 +11,7 @@ from podracers import metrics, types
 
 
 @runtime_checkable
-class Runner(contextlib.AbstractContextManager, Protocol):
+class Runner(contextlib.AbstractContextManager["Runner"], Protocol):
     """Frozen dataclass of static configuration, built with `agent=` and `environment=`.
 
     The end of its context closes it.

@@ -39,7 +39,7 @@ class _Session:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sebulba(contextlib.AbstractContextManager):
+class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
     """Runs an agent on host environments, or on a JAX environment that is stepped on the host.
 
     Attributes:
