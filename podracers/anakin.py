@@ -7,6 +7,7 @@ devices, each with its own streams, and gradients are combined in each gradient 
 Axis legend: `P` population (absent where it is 1), `B` streams, `D` devices.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,7 @@ class AnakinState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Anakin:
+class Anakin(contextlib.AbstractContextManager["Anakin"]):
     """Runs an agent on a JAX environment.
 
     Attributes:
@@ -162,6 +163,9 @@ class Anakin:
             return population_lib.with_options(self.agent, values).actor_params(learner)
 
         return self._per_member(member)(state.learner, self._values)
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Does nothing: the state belongs to the caller."""

@@ -1,5 +1,6 @@
 """The Runner protocol: acting, stepping environments and updating, independent of the algorithm."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -10,8 +11,11 @@ from podracers import metrics, types
 
 
 @runtime_checkable
-class Runner(Protocol):
-    """Frozen dataclass of static configuration, built with `agent=` and `environment=`."""
+class Runner(contextlib.AbstractContextManager["Runner"], Protocol):
+    """Frozen dataclass of static configuration, built with `agent=` and `environment=`.
+
+    The end of its context closes it.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 

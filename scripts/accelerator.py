@@ -40,6 +40,8 @@ def main() -> int:
     options, start = _parse(), time.monotonic()
     file: pathlib.Path = options.json
     record = records.read(file) if file.exists() else None
+    with errors.file_errors(f"write '{file}'"):
+        file.parent.mkdir(parents=True, exist_ok=True)
     failed, left = [], []
     for name in options.names or device.PIECES:
         if record and not options.names and f"device_{name}" in record.results:
@@ -56,7 +58,6 @@ def main() -> int:
             failed.append(name)
             continue
         record = device.merge(record, part, file)
-        file.parent.mkdir(parents=True, exist_ok=True)
         record.write(file)
         title = f"# Measurements of {record.provenance['device']}, by `make accelerator`\n\n"
         section = record.section(file.stem, file.name)

@@ -75,7 +75,7 @@ def main() -> int:
         help=f"of {', '.join(names)}; default: all but tpu, device, {', '.join(_NAMED[:4])}",
     )
     add("--repeats", type=command_line.count, default=7)
-    add("--json", type=pathlib.Path, metavar="FILE")
+    add("--json", type=command_line.output_file, metavar="FILE")
     chips = {"default": (1,), "metavar": "N", "help": "tpu, costs: numbers of chips (default: 1)"}
     add("--devices", type=command_line.count, nargs="+", **chips)
     price = "costs: list price of a chip-hour, and its date, such as 1.2@2025-06"

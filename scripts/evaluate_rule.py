@@ -14,7 +14,6 @@ learner has the same tasks.
 """
 
 import argparse
-import pathlib
 import shlex
 import sys
 
@@ -60,8 +59,9 @@ def _parse() -> argparse.Namespace:
     add("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
     lifetimes = "of each rule and experiment (%(default)s)"
     add("--lifetimes", type=command_line.count, default=64, metavar="N", help=lifetimes)
-    add("--save", metavar="RULE.npz", help="write the rule to a file, without evaluation")
-    add("--json", type=pathlib.Path, metavar="FILE", help="write results")
+    file, save = command_line.output_file, "write the rule to a file, without evaluation"
+    add("--save", type=file, metavar="RULE.npz", help=save)
+    add("--json", type=file, metavar="FILE", help="write results")
     return parser.parse_args()
 
 

@@ -21,7 +21,8 @@ def main() -> None:
     parser = command_line.Parser(description=__doc__)
     parser.add_argument("--run_dir", action="extend", nargs="+", required=True, metavar="DIR")
     parser.add_argument("--metric", default="episode/return")
-    parser.add_argument("--out", required=True, metavar="FILE.png")
+    file = command_line.output_file
+    parser.add_argument("--out", type=file, required=True, metavar="FILE.png")
     options = parser.parse_args()
     runs = [run for path in curves.find(options.run_dir) for run in curves.read(path)]
     panels = curves.panels(runs, options.metric)

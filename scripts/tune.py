@@ -20,15 +20,12 @@ learning unchanged.
 import argparse
 import dataclasses
 import datetime
-import os
-import pathlib
 import shlex
 import signal
 import sys
 import tempfile
 import textwrap
 
-from podracers import errors
 from podracers.commands import command_line
 from podracers.scripts.results import markdown
 from podracers.scripts.tuning import candidates, search, trial
@@ -43,10 +40,6 @@ def main() -> int:
     assert dataclasses.is_dataclass(runner)
     fields = [field.name for field in dataclasses.fields(runner)]
     choices = candidates.parse(options.parameters or [], fields, runner.__name__)
-    exists = options.out.exists()
-    target = options.out if exists else options.out.parent
-    if target.is_dir() == exists or not os.access(target, os.W_OK):  # fails early
-        raise errors.UserError(f"--out: cannot write '{options.out}'")
     name = f"{runner.__module__}.{runner.__qualname__}"
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     with tempfile.TemporaryDirectory(prefix="tune-") as cache:  # each program compiles once
@@ -81,7 +74,8 @@ def _parse() -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__)
     parser.add_experiment(required=True)
     add = parser.add_argument
-    add("--out", type=pathlib.Path, default="tuned.gin", metavar="PATH", help="default: tuned.gin")
+    file = command_line.output_file
+    add("--out", type=file, default="tuned.gin", metavar="PATH", help="default: %(default)s")
     add("--minutes", type=command_line.count, default=5, help="limit of the search (default: 5)")
     memory = "limit of a candidate on the host (default: 80%% of its memory)"
     add("--memory", type=float, metavar="GB", help=memory)

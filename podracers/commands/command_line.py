@@ -71,6 +71,20 @@ def count(text: str) -> int:
     return int(text)
 
 
+def output_file(text: str) -> pathlib.Path:
+    """Returns the path of a file that can be written, as the `type` of an option."""
+    path = pathlib.Path(text)
+    if path.is_dir():
+        cause = "it is a folder"
+    elif not path.parent.is_dir():
+        cause = f"'{path.parent}' is no folder"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        cause = "Permission denied"
+    else:
+        return path
+    raise argparse.ArgumentTypeError(f"cannot write '{path}': {cause}")
+
+
 def gin_files(arguments: argparse.Namespace) -> list[str]:
     """Returns the .gin files of a command line, the runner's last."""
     runners = [runner_file(arguments.runner)] if arguments.runner else []
@@ -165,6 +179,8 @@ def ending(error: BaseException) -> Ending:
     if isinstance(error, MemoryError) or (is_jax and "RESOURCE_EXHAUSTED" in str(error)):
         return Ending(code, f"out of memory: {cause}", f"failed: out of memory: {cause}")
     cause = errors.located(error)
+    if isinstance(error, ImportError):
+        cause += gin_names.hiding()
     return Ending(code, cause, f"{''.join(traceback.format_exception(error))}\n{cause}")
 
 

@@ -39,7 +39,7 @@ def main() -> int:
     parser = command_line.Parser(description=__doc__)
     add = parser.add_argument
     add("--run_dir", required=True)
-    add("--out", required=True, metavar="FILE")
+    add("--out", type=command_line.output_file, required=True, metavar="FILE")
     add("--best", action="store_true", help="the best evaluated checkpoint, not the newest")
     add("--greedy", action="store_true", help="the most probable action, where evaluations sample")
     add("--member", type=int, metavar="I", help="of a population, from 0")
@@ -70,7 +70,7 @@ def main() -> int:
         "batch_size": arguments.batch_size,
         "platforms": platforms,
     }
-    _write(program, about, pathlib.Path(arguments.out))
+    _write(program, about, arguments.out)
     return 0
 
 

@@ -7,8 +7,10 @@ on the host, and each actor thread sends its rollouts directly to the learner de
 Axis legend: `T` time, `B` streams, `A` actors, `D` learner devices.
 """
 
+import contextlib
 import dataclasses
 import functools
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +39,7 @@ class _Session:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sebulba:
+class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
     """Runs an agent on host environments, or on a JAX environment that is stepped on the host.
 
     Attributes:
@@ -220,6 +222,9 @@ class Sebulba:
             return metrics.Diagnostics({}, "")
         return self._sessions[0].timers.take()
 
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def close(self) -> None:
         while self._sessions:
             self._sessions.pop().supervisor.close()
@@ -271,6 +276,7 @@ class Sebulba:
             update=int(state.update),
         )
         self._sessions.append(session)
+        weakref.finalize(session, supervisor.cancel)  # where nobody closes the runner
         params = self._copy_params(state)
         jax.block_until_ready(list(params.values()))
         session.versions.publish(session.update, params)
@@ -285,10 +291,11 @@ class Sebulba:
         first_learner = index * place.learners_per_actor // place.actors_per_learner
         stream_key = keys.streams(key, session.update)
         is_host = environment_lib.is_host(self.environment)
+        factory, threads = self._factory, self._threads_per_batch  # the thread must not hold `self`
         return actor.Actor(
             programs=self._programs.on(place.actors[index]),
             length=self.rollout_length,
-            make=lambda part: self._factory.make(stream_key, part, self._threads_per_batch),
+            make=lambda part: factory.make(stream_key, part, threads),
             num_batches=self.num_batches,
             # The first step of a JAX environment is compiled.
             starting=pipeline.STARTING if is_host else pipeline.COMPILING,
@@ -301,5 +308,5 @@ class Sebulba:
             versions=session.versions,
             queue=session.queues[index],
             pace=timing.Pace(self.num_batches),
-            factory=self._factory,
+            factory=factory,
         )

@@ -453,6 +453,7 @@ _NEAREST = (
         lambda part, name: errors.nearest(name, _parameters(part)),
     ),
     (r"No module named '([\w.]+)'", gin_names.nearest_module),
+    (r"cannot import name .*", gin_names.hiding),
 )
 
 

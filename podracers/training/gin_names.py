@@ -5,6 +5,7 @@ Nothing is imported, and gin is not used.
 
 import ast
 import functools
+import importlib.util
 import os
 import pathlib
 import re
@@ -77,11 +78,23 @@ def nearest_part(name: str) -> str:
     modules = [(path.rpartition(".")[2], names) for path, names in parts().items()]
     known = {f"{module}.{part}" if "." in name else part for module, ps in modules for part in ps}
     if name in known:
-        return "; expected `from __gin__ import dynamic_registration` and its import above"
+        imports = "`from __gin__ import dynamic_registration` and its import"
+        return hiding() or f"; expected {imports} above"
     return errors.nearest(name, known)
 
 
 def nearest_module(name: str) -> str:
     """Returns the end of a message on a module that cannot be found."""
     place = " (is it in the working directory or on PYTHONPATH?)"
-    return errors.nearest(name, parts()) if is_own(name) else place
+    return hiding() or errors.nearest(name, parts()) if is_own(name) else place
+
+
+def hiding() -> str:
+    """Returns the end of a message on a user's module that hides a package; empty if none does."""
+    for package in PACKAGES:
+        if (spec := importlib.util.find_spec(package)) is None:
+            continue
+        first, *_ = spec.submodule_search_locations or [spec.origin or ""]
+        if pathlib.Path(first).resolve() != ROOT / package:
+            return f"; '{first}' hides this project's package '{package}': rename it"
+    return ""

@@ -8,6 +8,7 @@ import pytest
 
 from agents import ppo
 from podracers import errors
+from podracers.commands import command_line
 from podracers.training import config, experiment, gin_names
 from tests import processes
 
@@ -547,3 +548,33 @@ include "a_strangers.gin"
     for path in (gin_names.ROOT / "gin").rglob("*.gin"):
         for name in config.other_code(path.read_text(), str(path)):
             assert name.startswith("gin/")  # it includes another one
+
+
+@pytest.mark.parametrize(
+    ("path", "importing"),
+    [
+        ("agents.py", "from agents import ppo"),
+        ("agents/__init__.py", "from agents import ppo"),
+        ("agents/ppo.py", "from agents import ppo"),
+        ("agents.py", "import importing"),
+    ],
+)
+def test_a_module_that_hides_a_package_of_this_project_is_named(
+    tmp_path, monkeypatch, path, importing
+):
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    for name in (path, "agents/__init__.py" if "/" in path else path):
+        (tmp_path / name).touch()
+    (tmp_path / "importing.py").write_text("from agents import ppo")
+    (tmp_path / "mine.gin").write_text(
+        f"from __gin__ import dynamic_registration\n{importing}\nppo.PPO.gamma = 0.9\n"
+    )
+    for name in [name for name in sys.modules if name.partition(".")[0] == "agents"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    # An editable installation finds the modules in the packages nevertheless.
+    finders = [finder for finder in sys.meta_path if "editable" not in f"{finder}".lower()]
+    monkeypatch.setattr(sys, "meta_path", finders)
+    hiding = f"; '{(tmp_path / path).parent if '/' in path else tmp_path / path}' hides this"
+    assert hiding in _message([tmp_path / "mine.gin"])
+    assert hiding in command_line.ending(ImportError("no name")).cause
