@@ -132,17 +132,21 @@ def _begun(
 def _changes(begun: str, text: str) -> list[str]:
     """Returns `changed: name: old -> new` for each parameter that a resumed run changes.
 
+    A parameter that `text` lacks was bound, and nothing uses it any more: a parameter of its name
+    replaces it, such as that of a class derived from its own.
+
     Raises:
       errors.UserError: the agent, the environment or the runner is another class.
     """
     old, new = (config.read(each, "config.gin") for each in (begun, text))
+    replaced = {name.rpartition(".")[2]: repr(old[name]) for name in old if name not in new}
     changes = []
-    for name in sorted(old | new):
-        before, after = (repr(each[name]) if name in each else "default" for each in (old, new))
+    for name, value in sorted(new.items()):
+        part, after = name.rpartition(".")[2], repr(value)
+        before = repr(old[name]) if name in old else replaced.get(part, "default")
         if before == after:
             continue
         if name in ("Experiment.agent", "Experiment.environment", "Experiment.runner"):
-            part = name.partition(".")[2]
             raise errors.UserError(
                 f"a resumed run keeps its {part}, {before}: got {after}; begin a new run, in "
                 "another --run_dir"
