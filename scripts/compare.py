@@ -58,10 +58,10 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__)
-    add, several = parser.add_argument, {"action": "append", "default": []}
-    add("--gin_file", action="append", required=True, metavar="PATH")
+    add, several = parser.add_argument, command_line.SEVERAL
+    add("--gin_file", **several, required=True, metavar="PATH")
     add("--gin_bindings", **several, metavar="'NAME = VALUE'")
-    add("--runners", nargs="+", required=True, metavar="[LABEL=]NAME")
+    add("--runners", **several, required=True, metavar="[LABEL=]NAME")
     add("--runner_gin", **several, metavar="LABEL:PATH")
     add("--runner_bindings", **several, metavar="'LABEL:NAME = VALUE'")
     add("--seeds", type=command_line.count, default=3, help="number of seeds (default: 3)")

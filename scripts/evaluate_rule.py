@@ -53,11 +53,11 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__)
-    add, several = parser.add_argument, {"nargs": "+", "action": "extend"}
+    add, several = parser.add_argument, command_line.SEVERAL
     add("--run_dir", **several, required=True, metavar="DIR", help="runs of LPG")
     file = "an experiment with tasks, or several (default: that of the first run)"
-    add("--gin_file", action="append", default=[], metavar="PATH", help=file)
-    add("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
+    add("--gin_file", **several, metavar="PATH", help=file)
+    add("--gin_bindings", **several, metavar="'NAME = VALUE'")
     lifetimes = "of each rule and experiment (%(default)s)"
     add("--lifetimes", type=command_line.count, default=64, metavar="N", help=lifetimes)
     add("--save", metavar="RULE.npz", help="write the rule to a file, without evaluation")

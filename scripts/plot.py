@@ -19,7 +19,7 @@ from podracers.scripts.results import curves, plotting
 def main() -> None:
     """Parses the command line and writes the picture."""
     parser = command_line.Parser(description=__doc__)
-    parser.add_argument("--run_dir", action="extend", nargs="+", required=True, metavar="DIR")
+    parser.add_argument("--run_dir", **command_line.SEVERAL, required=True, metavar="DIR")
     parser.add_argument("--metric", default="episode/return")
     parser.add_argument("--out", required=True, metavar="FILE.png")
     options = parser.parse_args()

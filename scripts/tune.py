@@ -42,7 +42,7 @@ def main() -> int:
     assert isinstance(runner, type)
     assert dataclasses.is_dataclass(runner)
     fields = [field.name for field in dataclasses.fields(runner)]
-    choices = candidates.parse(options.parameters or [], fields, runner.__name__)
+    choices = candidates.parse(options.parameters, fields, runner.__name__)
     exists = options.out.exists()
     target = options.out if exists else options.out.parent
     if target.is_dir() == exists or not os.access(target, os.W_OK):  # fails early
@@ -86,7 +86,7 @@ def _parse() -> argparse.Namespace:
     memory = "limit of a candidate on the host (default: 80%% of its memory)"
     add("--memory", type=float, metavar="GB", help=memory)
     names = f"of {', '.join(candidates.FIELDS)}, with or without values to try"
-    add("--parameters", nargs="+", metavar="NAME[=V,V]", help=names)
+    add("--parameters", **command_line.SEVERAL, metavar="NAME[=V,V]", help=names)
     options = parser.parse_args()
     options.gin_file = command_line.gin_files(options)
     return options

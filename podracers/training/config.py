@@ -269,7 +269,7 @@ def _parse_file(path: str, layers: list[Bindings]) -> None:
 def _parse_binding(binding: str) -> None:
     source = f"binding '{binding.strip()}'"
     if "=" not in binding:
-        raise errors.UserError(f"{source}: expected 'name.parameter = value'")
+        raise errors.UserError(f"{source}: expected 'name.parameter = value', in quotes")
     try:
         if "__main__." in binding:
             _register(binding)  # again: a cell of a notebook may have defined the class anew
