@@ -14,6 +14,7 @@ learner has the same tasks.
 """
 
 import argparse
+import functools
 import pathlib
 import shlex
 import sys
@@ -65,5 +66,7 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+command = functools.partial(command_line.run, main)
+
 if __name__ == "__main__":
-    command_line.run(main)
+    command()

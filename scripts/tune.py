@@ -20,6 +20,7 @@ learning unchanged.
 import argparse
 import dataclasses
 import datetime
+import functools
 import os
 import pathlib
 import shlex
@@ -92,5 +93,7 @@ def _parse() -> argparse.Namespace:
     return options
 
 
+command = functools.partial(command_line.run, main)
+
 if __name__ == "__main__":
-    command_line.run(main)
+    command()

@@ -14,7 +14,7 @@ from podracers import errors
 from podracers.checkpoints import storage
 from podracers.commands import command_line
 from podracers.hosts import processes
-from podracers.training import config, experiment, run, run_directory
+from podracers.training import config, experiment, gin_names, run, run_directory
 
 _SHARE = (
     ": set Experiment.checkpoint_directory to a folder that all processes see, or to "
@@ -33,6 +33,7 @@ def main() -> int:
     parser = command_line.Parser(description=__doc__)
     parser.add_experiment()
     add = parser.add_argument
+    add("--list", action="store_true", help="print the names of all experiments, with a line each")
     add("--run_dir", help="default: runs/<experiment>-<runner>-seed<seed>-<date>-<time>")
     add("--resume", action="store_true", help="continue the run in --run_dir")
     help_text = "continue the run in --run_dir if there is one, else begin it: for launchers"
@@ -45,6 +46,9 @@ def main() -> int:
     help_text = "without a sign of life, after which a process counts as lost (default: 60)"
     add("--peer_timeout", type=float, default=60.0, metavar="SECONDS", help=help_text)
     arguments = parser.parse_args()
+    if arguments.list:
+        print(command_line.table([*gin_names.experiments().items()]))
+        return 0
     command_line.use_compilation_cache()
     group = processes.Group(arguments.coordinator, arguments.num_processes, arguments.process_id)
     if arguments.distributed or group.coordinator or processes.is_cluster():

@@ -31,6 +31,14 @@ def find(path: str) -> str:
     raise errors.UserError(f"there is no gin file '{path}'{near}")
 
 
+def experiments() -> dict[str, str]:
+    """Returns the first clause of each experiment's comment, by the file's name."""
+    files = sorted((SHIPPED / "gin" / "experiments").glob("*.gin"))
+    comments = ((file.name, re.match(r"(# .*\n)*", file.read_text("utf-8"))) for file in files)
+    texts = {name: " ".join(found[0].replace("\n# ", " ").split()) for name, found in comments}
+    return {name: re.split(r"[.:;,] | \(", f"{text[2:]} ")[0] for name, text in texts.items()}
+
+
 def bound_names(paths: Iterable[str]) -> set[str]:
     """Returns the macros (`SEED`) and parameters (`PPO.gamma`) of .gin files and their includes."""
     names, files = set(), list(map(find, paths))
