@@ -112,8 +112,8 @@ def test_a_wheel_in_an_empty_environment_trains_and_evaluates(tmp_path, source):
     assert summary["versions"]["podracers"] == "7.6.5"
     printed = run(programs / "podracers-evaluate", "--run_dir", "run")
     assert f"return {summary['evaluation']['return']:.2f}" in printed
-    load = "import importlib.metadata as x; [e.load() for e in x.distribution('podracers').entry_points]"
-    run(programs / "python", "-c", load)
+    load = "[x.load() for x in importlib.metadata.distribution('podracers').entry_points]"
+    run(programs / "python", "-c", f"import importlib.metadata; {load}")
     assert "\nsnake_ppo.gin " in run(programs / "podracers-train", "--list")
     assert "snake_ppo" in run(programs / "podracers-reproduce", "--list")
     refused = processes.spawn(

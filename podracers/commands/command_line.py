@@ -20,7 +20,6 @@ from podracers.hosts import peers, processes
 from podracers.supervision import pipeline, watchdog
 from podracers.training import gin_names
 
-
 # Values of an option, which may follow it together, and which may occur again.
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 

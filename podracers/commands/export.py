@@ -53,7 +53,7 @@ def main() -> int:
         expected = f"some of {','.join(_PLATFORMS)}"
         raise errors.UserError(f"--platforms: expected {expected}, got '{min(unknown)}'")
     if importlib.util.find_spec("flatbuffers") is None:
-        message = "podracers-export needs the package flatbuffers: pip install 'podracers[export]'"
+        message = "podracers-export needs the package flatbuffers: pip install flatbuffers"
         raise errors.UserError(message)
     command_line.use_compilation_cache()
 
