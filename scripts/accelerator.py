@@ -1,4 +1,4 @@
-"""Measures the device of this machine in ten minutes: python scripts/accelerator.py [PIECE ...].
+"""Measures the device of this machine in ten minutes: podracers-accelerator [PIECE ...].
 
 Runs the benchmarks `device_PIECE` (scripts/benchmark.py), each in its own process: agreement of
 both runners and the CPU; Anakin by batch on Catch, CartPole, Snake and Breakout; Sebulba on Pong

@@ -1,4 +1,4 @@
-"""Measures speed: python scripts/benchmark.py [NAME ...] [--repeats N] [--json FILE].
+"""Measures speed: podracers-benchmark [NAME ...] [--repeats N] [--json FILE].
 
 Rates are warm, in agent steps per second, without compilation, printed as the median and range of
 several repeats. Programs are measured alternately, and ratios are those of neighbours.

@@ -1,6 +1,6 @@
 r"""Compares runners on one experiment, over seeds: curves by step and by second, and speed.
 
-  python scripts/compare.py --gin_file gin/experiments/snake_ppo.gin \
+  podracers-compare --gin_file gin/experiments/snake_ppo.gin \
       --runners anakin sebulba --seeds 3
 
 trains every runner with every seed (`scripts/train.py`, each in its own process), then

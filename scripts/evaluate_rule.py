@@ -1,4 +1,4 @@
-"""Evaluates rules of LPG: python scripts/evaluate_rule.py --run_dir DIR [DIR ...] [--json FILE].
+"""Evaluates rules of LPG: podracers-evaluate-rule --run_dir DIR [DIR ...] [--json FILE].
 
 Agents learn by the rules in the tasks of meta-training, or in those of --gin_file. Results are
 shares of the exact optimum of each task, in each tenth of a lifetime; the table has the last one.

@@ -1,4 +1,4 @@
-"""Plots learning curves: python scripts/plot.py --run_dir DIR [DIR ...] --out FILE.png.
+"""Plots learning curves: podracers-plot --run_dir DIR [DIR ...] --out FILE.png.
 
 Runs that differ only in the seed become one curve: the mean over seeds, from three seeds on with
 Student's 95% interval (shaded; of more than four curves, bars at the last point). A run of a

@@ -1,4 +1,4 @@
-"""Repeats a recorded result: python scripts/reproduce.py EXPERIMENT [--runner RUNNER].
+"""Repeats a recorded result: podracers-reproduce EXPERIMENT [--runner RUNNER].
 
 --list prints the results of docs/results.json (with --suite NAME, those of the suite).
 

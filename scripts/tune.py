@@ -1,11 +1,11 @@
 r"""Searches the fastest settings of an experiment's runner on this machine.
 
-  python scripts/tune.py --gin_file gin/experiments/cartpole_ppo.gin --out tuned.gin
+  podracers-tune --gin_file gin/experiments/cartpole_ppo.gin --out tuned.gin
 
 measures settings, each in its own process, and writes the fastest as a file to add after the
 experiment's own:
 
-  python scripts/train.py --gin_file gin/experiments/cartpole_ppo.gin --gin_file tuned.gin
+  podracers-train --gin_file gin/experiments/cartpole_ppo.gin --gin_file tuned.gin
 
 The search starts with the experiment's values, and follows one parameter after the other. At the
 end the start and the best are measured again, alternately; unless the best wins each time, the file
@@ -61,7 +61,7 @@ def _file(found: search.Search, facts: trial.Facts, runner: type) -> str:
     """Returns the .gin file of the chosen settings, with the measurements in comments."""
     made = facts.provenance
     lines = [
-        f"Made by: {shlex.join(['python', 'scripts/tune.py', *sys.argv[1:]])}",
+        f"Made by: {shlex.join(['podracers-tune', *sys.argv[1:]])}",
         f"{datetime.datetime.now():%Y-%m-%d %H:%M}, {made['device']}, {facts.num_cores} cores, jax "
         f" {made['versions'].get('jax')}, commit {made['commit']}",
         "For this experiment on this machine; add it after the experiment's own file.",

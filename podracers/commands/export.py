@@ -1,4 +1,4 @@
-"""Exports a run's policy: python scripts/export.py --run_dir DIR --out FILE.
+"""Exports a run's policy: podracers-export --run_dir DIR --out FILE.
 
 The file needs JAX and flatbuffers, and nothing of this project. It is a zip archive with
 `policy.json`, a description, and two programs (`jax.export`) for each platform, whose parameters

@@ -1,4 +1,4 @@
-"""Trains an experiment: python scripts/train.py --gin_file gin/experiments/NAME.gin.
+"""Trains an experiment: podracers-train --gin_file gin/experiments/NAME.gin.
 
 Later --gin_file and --gin_bindings override earlier ones, and bindings override files. With
 --resume, a run continues from its newest undamaged checkpoint, with its own configuration.
