@@ -33,10 +33,12 @@ def find(path: str) -> str:
 
 def experiments() -> dict[str, str]:
     """Returns the first clause of each experiment's comment, by the file's name."""
-    files = sorted((SHIPPED / "gin" / "experiments").glob("*.gin"))
-    comments = ((file.name, re.match(r"(# .*\n)*", file.read_text("utf-8"))) for file in files)
-    texts = {name: " ".join(found[0].replace("\n# ", " ").split()) for name, found in comments}
-    return {name: re.split(r"[.:;,] | \(", f"{text[2:]} ")[0] for name, text in texts.items()}
+    lines = {}
+    for file in sorted((SHIPPED / "gin" / "experiments").glob("*.gin")):
+        comment = re.split(r"^(?!# )", file.read_text("utf-8"), maxsplit=1, flags=re.MULTILINE)[0]
+        text = re.sub(r"\s*(^|\n)# ", " ", comment).strip()
+        lines[file.name] = re.split(r"[.:;,] | \(", f"{text} ")[0]
+    return lines
 
 
 def bound_names(paths: Iterable[str]) -> set[str]:
