@@ -1,4 +1,4 @@
-"""Measures speed: python scripts/benchmark.py [NAME ...] [--repeats N] [--json FILE].
+"""Measures speed: podracers-benchmark [NAME ...] [--repeats N] [--json FILE].
 
 Rates are warm, in agent steps per second, without compilation, printed as the median and range of
 several repeats. Programs are measured alternately, and ratios are those of neighbours.
@@ -76,18 +76,19 @@ def main() -> int:
     )
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=command_line.output_file, metavar="FILE")
-    chips = {"default": (1,), "metavar": "N", "help": "tpu, costs: numbers of chips (default: 1)"}
-    add("--devices", type=command_line.count, nargs="+", **chips)
+    several, chips = command_line.SEVERAL, "tpu, costs: numbers of chips (default: 1)"
+    add("--devices", type=command_line.count, **several, metavar="N", help=chips)
     price = "costs: list price of a chip-hour, and its date, such as 1.2@2025-06"
     add("--price", type=_price, metavar="DOLLARS@DATE", help=price)
-    more = {"action": "append", "default": [], "metavar": "'NAME = VALUE'"}
-    add("--gin_bindings", **more, help="of the experiment of replay, lpg, tpu, ...")
+    bindings = "of the experiment of replay, lpg, tpu, ..."
+    add("--gin_bindings", **several, metavar="'NAME = VALUE'", help=bindings)
     install = "pip install --no-deps --target DIR libtpu==..."
     compiler = f"tpu, costs, cores: folder of the TPU compiler ({install})"
     add("--libtpu", type=pathlib.Path, metavar="DIR", help=compiler)
     prepared = "peers: folder that scripts/prepare_peers.sh made (default: build/peers)"
     add("--peers", type=pathlib.Path, metavar="DIR", default="build/peers", help=prepared)
     options = parser.parse_args()
+    options.devices = options.devices or [1]
     for name in options.names:
         errors.require_known("no benchmark", name, names)
     if "costs" in options.names and not options.price:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from podracers import errors
-from podracers.training import experiment
+from podracers.training import experiment, gin_names
 from tests import documented, processes
 
 ROOT = processes.ROOT
@@ -63,6 +63,13 @@ def test_shipped_files_are_found_from_any_directory(tmp_path, monkeypatch, name)
     assert experiment.load([name], []).seed == 8
 
 
+def test_every_experiment_has_a_line_in_the_list():
+    lines = gin_names.experiments()
+    assert {*lines} == {file.name for file in (ROOT / "gin" / "experiments").glob("*.gin")}
+    assert [name for name, line in lines.items() if not 3 < len(line) < 80] == []
+    assert lines["snake_ppo.gin"] == "PPO on Jumanji's Snake-v1"
+
+
 @pytest.mark.slow
 def test_a_wheel_in_an_empty_environment_trains_and_evaluates(tmp_path, source):
     elsewhere, environment = tmp_path / "elsewhere", tmp_path / "environment"
@@ -105,9 +112,15 @@ def test_a_wheel_in_an_empty_environment_trains_and_evaluates(tmp_path, source):
     assert summary["versions"]["podracers"] == "7.6.5"
     printed = run(programs / "podracers-evaluate", "--run_dir", "run")
     assert f"return {summary['evaluation']['return']:.2f}" in printed
+    load = "[x.load() for x in importlib.metadata.distribution('podracers').entry_points]"
+    run(programs / "python", "-c", f"import importlib.metadata; {load}")
+    assert "\nsnake_ppo.gin " in run(programs / "podracers-train", "--list")
+    assert "snake_ppo" in run(programs / "podracers-reproduce", "--list")
+    refused = processes.spawn(
+        (programs / "podracers-reproduce", "cartpole_ppo", "--record"), {"PYTHONPATH": ""}
+    )
+    processes.assert_mistake(processes.finish(refused), "of a clone")
     for name, *words in (
-        ("compare", "--help"),
-        ("benchmark", "--help"),
         ("check", "environments.catch.Catch"),
         ("export", "--run_dir", "run", "--out", "policy", "--platforms", "cpu"),
         ("plot", "--run_dir", "run", "--metric", "loss/total", "--out", "run.png"),

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import pathlib
 import re
 import shlex
 
@@ -20,6 +19,19 @@ def test_the_readmes_ten_lines_learn(capsys):
     *training, evaluated = map(float, capsys.readouterr().out.split())
     assert len(training) == 5
     assert min(training[-1], evaluated) > training[0]
+
+
+@pytest.mark.slow
+def test_the_readmes_two_lines_train_and_load(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program, small = (
+        documented.program("two lines", ROOT / "README.md"),
+        ', ["TOTAL_STEPS = 2048"])',
+    )
+    assert program.count('["catch_ppo.gin"])') == 1
+    names = {}
+    exec(program.replace('["catch_ppo.gin"])', f'["catch_ppo.gin"]{small}'), names)
+    assert names["policy"].step == names["summary"]["environment_steps"] == 2048
 
 
 @pytest.mark.slow
@@ -79,30 +91,40 @@ def test_a_trained_agent_is_loaded_and_acts(swept, monkeypatch, capsys):
     assert float(second) == json.loads(path.read_text())["evaluation"]["return"]
 
 
-def _commands() -> list[list[str]]:
-    """Returns the words of each call of a script in the pages."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
-    lines = re.findall(r"python (scripts/\w+\.py [^\n`;]*)", text)
-    return [shlex.split(line, comments=True) for line in lines]
+_PAGES = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+_TEXT = "\n".join(page.read_text() for page in _PAGES).replace("\\\n", " ")
+
+
+_INSTALLED = dict(
+    line.split(" = ")
+    for line in documented.setup()["options.entry_points"]["console_scripts"].split("\n")[1:]
+)
 
 
 def test_commands_name_options_that_exist():
-    assert len(_commands()) > 20
-    for script, *words in _commands():
-        command = ROOT / "podracers" / "commands" / pathlib.Path(script).name
-        source = (command if command.exists() else ROOT / script).read_text()
+    names = "|".join(_INSTALLED)
+    lines = re.findall(rf"(?<![\w-])((?:{names}|python scripts/\w+\.py) [^\n`;]*)", _TEXT)
+    assert len(lines) > 40
+    for line in lines:
+        name, *words = shlex.split(line.removeprefix("python scripts/"), comments=True)
+        script = name.removeprefix("podracers-").removesuffix(".py").replace("-", "_") + ".py"
+        command = ROOT / "podracers" / "commands" / script
+        source = (command if command.exists() else ROOT / "scripts" / script).read_text()
         if "add_experiment" in source:
             source += (ROOT / "podracers/commands/command_line.py").read_text()
         for option in {word for word in words if word.startswith("--")} - {"--help"}:
             assert f'"{option}"' in source, f"{script} has no {option}"
 
 
-def test_installed_commands_exist():
-    scripts = documented.setup()["options.entry_points"]["console_scripts"]
-    installed = re.findall(r"^podracers-\w+", scripts, re.M)
-    pages = "\n".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
-    assert set(re.findall(r"^podracers-\w+", pages, re.M)) <= set(installed)
+def test_commands_of_the_pages_are_installed():
+    """A user without a clone has no `scripts/`."""
+    for place in _INSTALLED.values():
+        module, name = place.split(":")
+        source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+        assert f"\n{name} = functools.partial(command_line.run, main)\n" in source
+    assert set(re.findall(r"(?:^|`)(podracers-[a-z-]+) ", _TEXT, re.M)) <= {*_INSTALLED}
+    called = set(re.findall(r"(?<!bin/)python scripts/(\w+)", _TEXT))
+    assert called <= {"report", "train", "evaluate_rule"}  # `generated` has the last one
 
 
 def test_every_documented_metric_is_logged():

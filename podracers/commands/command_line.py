@@ -20,6 +20,9 @@ from podracers.hosts import peers, processes
 from podracers.supervision import pipeline, watchdog
 from podracers.training import gin_names
 
+# Values of an option, which may follow it together, and which may occur again.
+SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that raises `errors.UserError` and prints the description unchanged."""
@@ -52,10 +55,8 @@ class Parser(argparse.ArgumentParser):
 
     def add_experiment(self, required: bool = False) -> None:
         """Adds the options that describe an experiment; `gin_files` reads them."""
-        self.add_argument(
-            "--gin_file", action="append", default=[], required=required, metavar="PATH"
-        )
-        self.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
+        self.add_argument("--gin_file", **SEVERAL, required=required, metavar="PATH")
+        self.add_argument("--gin_bindings", **SEVERAL, metavar="'NAME = VALUE'")
         self.add_argument(
             "--runner",
             metavar="NAME",

@@ -1,4 +1,4 @@
-"""Evaluates a run: python scripts/evaluate.py --run_dir DIR [--episodes N] [--video FILE.gif].
+"""Evaluates a run: podracers-evaluate --run_dir DIR [--episodes N] [--video FILE.gif].
 
 For the last checkpoint of a finished run it prints the returns of `summary.json`; any other
 checkpoint plays the same episodes. If evaluations sample from the policy, it also prints the return

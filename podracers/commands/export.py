@@ -1,4 +1,4 @@
-"""Exports a run's policy: python scripts/export.py --run_dir DIR --out FILE.
+"""Exports a run's policy: podracers-export --run_dir DIR --out FILE.
 
 The file needs JAX and flatbuffers, and nothing of this project. It is a zip archive with
 `policy.json`, a description, and two programs (`jax.export`) for each platform, whose parameters
@@ -53,7 +53,7 @@ def main() -> int:
         expected = f"some of {','.join(_PLATFORMS)}"
         raise errors.UserError(f"--platforms: expected {expected}, got '{min(unknown)}'")
     if importlib.util.find_spec("flatbuffers") is None:
-        message = "podracers-export needs the package flatbuffers: pip install 'podracers[export]'"
+        message = "podracers-export needs the package flatbuffers: pip install flatbuffers"
         raise errors.UserError(message)
     command_line.use_compilation_cache()
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import logging
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,12 +14,9 @@ from podracers import contract, errors, evaluation, precision, types
 from podracers import environment as environment_lib
 from podracers import runner as runner_lib
 from podracers.checkpoints import storage
-from podracers.hosts import processes
 from podracers.training import config, loggers
 
 _MOST_EPISODES = 1_000_000  # limit of an evaluation; a JAX environment plays them at once
-
-_LOGGER = logging.getLogger(__name__)
 
 RunnerClass = Callable[..., runner_lib.Runner]
 
@@ -209,7 +205,7 @@ class Experiment:
         return config.using(self._state)
 
 
-def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
+def load(gin_files: Sequence[str], gin_bindings: Sequence[str] = ()) -> Experiment:
     """Returns the experiment that .gin files and bindings describe (see `config.parse`).
 
     If they leave the runner to the environment, it is chosen here, so that the configuration names
@@ -219,22 +215,18 @@ def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
       errors.UserError: see `config.parse`; a part refuses its options; or another thread trains.
     """
 
-    def read(bindings: Sequence[str]) -> tuple[Experiment, list[str]]:
-        dropped = config.parse(gin_files, bindings, Experiment)
+    def read(bindings: Sequence[str]) -> Experiment:
+        config.parse(gin_files, bindings, Experiment)
         with config.user_errors("Experiment"):
             made = config.configurable(Experiment)()
         object.__setattr__(made, "_is_loaded", True)
-        return made, dropped
+        return made
 
     with config.exclusive():
-        settings, dropped = read(gin_bindings)
+        settings = read(gin_bindings)
         if isinstance(settings.runner, tuple):
             name = config.names_of(settings.runner_class())[0]
-            settings, dropped = read([*gin_bindings, f"RUNNER = @{name}"])
-    if dropped and processes.is_lead():
-        _LOGGER.warning(
-            "this experiment does not use these bindings of its files: %s", ", ".join(dropped)
-        )
+            settings = read([*gin_bindings, f"RUNNER = @{name}"])
     return settings
 
 

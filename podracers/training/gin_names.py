@@ -32,6 +32,16 @@ def find(path: str) -> str:
     raise errors.UserError(f"there is no gin file '{path}'{near}")
 
 
+def experiments() -> dict[str, str]:
+    """Returns the first clause of each experiment's comment, by the file's name."""
+    lines = {}
+    for file in sorted((SHIPPED / "gin" / "experiments").glob("*.gin")):
+        comment = re.split(r"^(?!# )", file.read_text("utf-8"), maxsplit=1, flags=re.MULTILINE)[0]
+        text = re.sub(r"\s*(^|\n)# ", " ", comment).strip()
+        lines[file.name] = re.split(r"[.:;,] | \(", f"{text} ")[0]
+    return lines
+
+
 def bound_names(paths: Iterable[str]) -> set[str]:
     """Returns the macros (`SEED`) and parameters (`PPO.gamma`) of .gin files and their includes."""
     names, files = set(), list(map(find, paths))

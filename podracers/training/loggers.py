@@ -262,7 +262,7 @@ def require_wandb() -> Any:
     try:
         import wandb.errors  # noqa: PLC0415 (optional; a folder `wandb` has no `wandb.errors`)
     except ImportError as error:
-        message = "WeightsAndBiases needs the package wandb: pip install 'podracers[wandb]'"
+        message = "WeightsAndBiases needs the package wandb: pip install wandb"
         raise errors.UserError(message) from error
     return wandb
 

@@ -13,6 +13,7 @@ import sys
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
+from podracers.commands import train
 from podracers.training import config as gin_config
 from podracers.training import loggers, trained
 from tests import processes
@@ -157,6 +158,17 @@ def test_a_resumed_run_announces_changes_and_keeps_the_earlier_configuration(
     ]
     assert (path / "config.2560.gin").read_bytes() == (reference / "config.gin").read_bytes()
     assert "Experiment.keep_best = 2" in (path / "config.gin").read_text()
+
+
+def test_changes_are_those_of_options_that_the_run_uses():
+    """Other bindings that `config.gin` had are those that changes replaced."""
+    begun = "PPO.gamma = 0.9\nPPO.anneal_steps = %A\nA = 64\nMLP.sizes = (8,)\na.encoder = @MLP()\n"
+    text = "PPO.gamma = 0.9\nPPOKL.anneal_steps = 32\na.encoder = @CNN()\nPPOKL.clip = 0.1\n"
+    assert train._changes(begun, text) == [
+        "changed: PPOKL.anneal_steps: 64 -> 32",
+        "changed: PPOKL.clip: default -> 0.1",
+        "changed: a.encoder: MLP() -> CNN()",
+    ]
 
 
 VARIANT = """

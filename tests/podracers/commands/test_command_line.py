@@ -74,6 +74,18 @@ def test_an_unknown_option_names_the_binding_that_is_meant(files, words, hint):
         parser.parse_args([*files, *words])
 
 
+def test_values_follow_one_flag_or_repeat_it():
+    parser = command_line.Parser()
+    parser.add_experiment()
+    words = ["--gin_file", "a", "b", "--gin_bindings", "A = 1", "B = 2", "--gin_bindings", "C = 3"]
+    options = parser.parse_args(words)
+    assert (options.gin_file, options.gin_bindings) == (["a", "b"], ["A = 1", "B = 2", "C = 3"])
+    assert parser.parse_args([]).gin_bindings == []
+    folders = (processes.ROOT / "scripts", processes.ROOT / "podracers" / "commands")
+    source = "".join(file.read_text() for folder in folders for file in folder.glob("*.py"))
+    assert re.findall(r'"append"|nargs="\+"', source) == []
+
+
 def test_the_hint_reads_files_that_include_one_another_once(tmp_path):
     one, two = tmp_path / "one.gin", tmp_path / "two.gin"
     one.write_text(f"include '{two}'\nSEED = 1\n")
