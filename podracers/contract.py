@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from podracers import environment, errors, parallel, precision, trees, types, video
+from podracers import environment, errors, leaks, parallel, precision, trees, types, video
 
 _NUM_STREAMS = 8
 
@@ -56,6 +56,9 @@ def environment_faults(
         0, no episode is played.
       again: another instance of the environment, which has to be equal; None for `candidate`.
       stage: called with the name of each stage, for the context in which it runs.
+
+    Raises:
+      errors.UserError: the environment keeps an array that JAX traced (see `leaks.refused`).
     """
     if faults := static_faults(candidate):
         return faults
@@ -70,7 +73,7 @@ def environment_faults(
         name = f"{num_steps} random steps of {_NUM_STREAMS} streams, compiled"
         stages[name] = lambda: _rollout_faults(candidate, num_steps)
     for name, faults_of in stages.items():
-        with stage(name):
+        with stage(name), leaks.refused(candidate):
             if faults := faults_of():
                 return faults
     return []

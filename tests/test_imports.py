@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LAYERS = {
     "podracers": (
         ("errors", "keys"),
-        ("precision", "types"),
+        ("leaks", "precision", "types"),
         ("trees",),
         ("agent", "parallel"),
         ("device_memory", "environment", "population"),

@@ -194,8 +194,8 @@ def load(
     pool_spec = _pool_spec(task_id, options, known)
     if pool_spec.config.max_num_players != 1:
         raise errors.UserError(
-            f"EnvPool's {task_id} is played by {pool_spec.config.max_num_players} agents at once: "
-            "only tasks for one agent are supported"
+            f"EnvPool's {task_id} has {pool_spec.config.max_num_players} players: expected a task "
+            "for one"
         )
     return Task(family, options, limit, clock_limit, pool_spec)
 

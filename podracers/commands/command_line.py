@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from typing_extensions import Buffer
 
-from podracers import errors
+from podracers import errors, leaks
 from podracers.hosts import peers, processes
 from podracers.supervision import pipeline, watchdog
 from podracers.training import gin_names
@@ -168,6 +168,8 @@ def ending(error: BaseException) -> Ending:
     A `UserError` or `RunFailure` is reported in one line, as is a lack of memory. Other exceptions
     are bugs: their traceback is followed by the innermost line outside of libraries.
     """
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        error = leaks.explained(error)
     code = getattr(error, "exit_code", errors.RunFailure.exit_code)
     if isinstance(error, errors.UserError | errors.RunFailure):
         cause = errors.first_line(error)  # gin appends lines

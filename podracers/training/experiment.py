@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from podracers import agent as agent_lib
-from podracers import contract, errors, evaluation, precision, types
+from podracers import contract, errors, evaluation, leaks, precision, types
 from podracers import environment as environment_lib
 from podracers import runner as runner_lib
 from podracers.checkpoints import storage
@@ -242,14 +242,14 @@ def check(parts: Parts, seed: int, tracker: loggers.WeightsAndBiases | None = No
     """
     if tracker is not None:
         loggers.require_wandb()
-    environment = parts.environment
-    if not environment_lib.is_host(environment):
-        environment_lib.refuse(environment, contract.trace_faults(environment))
-    runner = parts.runner
-    if hasattr(parts.agent, "check_run"):
-        parts.agent.check_run(runner.num_envs, runner.rollout_length, parts.num_updates)
-    runner.describe()  # checks the devices and their memory
-    runner.trace(seed)
+    environment, agent, runner = parts.environment, parts.agent, parts.runner
+    with leaks.refused(environment, agent):
+        if not environment_lib.is_host(environment):
+            environment_lib.refuse(environment, contract.trace_faults(environment))
+        if hasattr(agent, "check_run"):
+            agent.check_run(runner.num_envs, runner.rollout_length, parts.num_updates)
+        runner.describe()  # checks the devices and their memory
+        runner.trace(seed)
 
 
 def _make(part: str, make: Callable[..., Any], protocol: type, **arguments: Any) -> Any:

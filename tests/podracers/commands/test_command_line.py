@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from podracers import errors
+from podracers import errors, leaks
 from podracers.commands import command_line
 from tests import processes
 
@@ -33,6 +33,7 @@ experiment.Experiment.agent = @my_agent.MyAgent
 
 
 _LINE = next(n for n, line in enumerate(MY_AGENT.splitlines(), 1) if "the mistake" in line)
+_KEPT = jax.errors.UnexpectedTracerError("created on line /mine.py:3:20 (table).")
 _LAST = rf".*my_agent\.py:{_LINE} in loss: {re.escape(SHAPES)}"
 
 
@@ -41,6 +42,7 @@ _LAST = rf".*my_agent\.py:{_LINE} in loss: {re.escape(SHAPES)}"
     [
         (errors.UserError("no\nmore"), 2, "error: no"),
         (errors.RunFailure("full"), 1, "failed: full"),
+        (_KEPT, 2, f"error: {leaks.explained(_KEPT)}"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (MemoryError("all of it"), 1, "failed: out of memory: MemoryError: all of it"),
     ],
