@@ -21,7 +21,7 @@ import os
 import pathlib
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -86,6 +86,8 @@ class Checkpointer:
             primary_host=0, active_processes=set(range(processes.count()))
         )
         self._arrays = ocp.StandardCheckpointHandler(multiprocessing_options=self._processes)
+        # Unlike the handler for standard trees it accepts placeholders.
+        self._reader = ocp.PyTreeCheckpointHandler(multiprocessing_options=self._processes)
         self._log = log
         _silence_orbax()
         if log:
@@ -130,7 +132,7 @@ class Checkpointer:
           state: arrays, typed keys and Python numbers.
           params: the parameters that `score` belongs to.
           metadata: the run's `update` (of which `step` is a multiple), `seed`, `population` and
-            `clock`, as JSON can hold them.
+            `clock`, and `initial_run` if it began with one, as JSON can hold them.
           score: higher is better; None or not finite if there is none.
 
         Raises:
@@ -236,7 +238,11 @@ class Checkpointer:
         return next(iter(self._scores()), None)
 
     def restore(
-        self, template: types.PyTree | None, item: str = "state", best: bool = False
+        self,
+        template: types.PyTree | None,
+        item: str = "state",
+        best: bool = False,
+        selects: Callable[[str], bool] = lambda name: True,
     ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
         """Restores the newest checkpoint that is not damaged, and renames damaged ones.
 
@@ -246,6 +252,7 @@ class Checkpointer:
             arrays.
           item: `"state"`, or `"params"` for the acting parameters alone.
           best: take the highest score instead of the newest; the newest if there is no score.
+          selects: whether a leaf, by its name, is read where `template` is None; else it is `...`.
 
         Returns:
           `(step, item, metadata)`, or None if there is no checkpoint. The shardings of the item are
@@ -261,7 +268,7 @@ class Checkpointer:
         damaged: dict[int, str] = {}
         for step in dict.fromkeys([*ranked, *processes.on_lead(self._listed)[::-1]]):
             try:
-                tree, metadata = self._restore_item(item, template, step)
+                tree, metadata = self._restore_item(item, template, step, selects)
             except integrity.DamagedError as error:
                 damaged[step] = str(error)
                 continue
@@ -295,7 +302,7 @@ class Checkpointer:
                 _LOGS.remove(self._log)
 
     def _restore_item(
-        self, item: str, template: types.PyTree | None, step: int
+        self, item: str, template: types.PyTree | None, step: int, selects: Callable[[str], bool]
     ) -> tuple[types.PyTree, dict[str, Any]]:
         """Verifies and restores one item of one step, with the metadata."""
         folder, fault = self._directory / str(step), None
@@ -331,13 +338,20 @@ class Checkpointer:
         with storage.failures(f"read checkpoint {folder}"):  # the files are as written: no damage
             saved = self._arrays.metadata(folder / item).tree
             if template is None:
-                leaves = {path: np.empty(shape, dtype) for path, shape, dtype in record[item]}
+                leaves = {
+                    path: np.empty(shape, dtype) if selects(path) else ocp.PLACEHOLDER
+                    for path, shape, dtype in record[item]
+                }
                 expected = template = trees.arranged(leaves, saved)
             else:
                 expected = bare if processes.on_lead(is_bare) else template
             # In the containers on the disk, because an earlier version may lack empty ones.
-            arrays = ocp.args.StandardRestore(trees.arranged(_with_elements(expected), saved))
-            tree = trees.arranged(self._arrays.restore(folder / item, args=arrays), expected)
+            arrays = trees.arranged(_with_elements(expected), saved)
+            options = ocp.checkpoint_utils.construct_restore_args(arrays)
+            arrays = self._reader.restore(
+                folder / item, args=ocp.args.PyTreeRestore(arrays, options)
+            )
+            tree = trees.arranged(arrays, expected)
         tree = jax.tree.map(lambda x, like: x if np.size(like) else _empty(like), tree, expected)
         return agent_lib.with_replay(tree, template), record["user"]
 

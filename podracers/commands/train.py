@@ -14,7 +14,7 @@ from podracers import errors
 from podracers.checkpoints import storage
 from podracers.commands import command_line
 from podracers.hosts import processes
-from podracers.training import config, experiment, run, run_directory
+from podracers.training import config, experiment, initial_run, run, run_directory
 
 _SHARE = (
     ": set Experiment.checkpoint_directory to a folder that all processes see, or to "
@@ -37,6 +37,7 @@ def main() -> int:
     add("--resume", action="store_true", help="continue the run in --run_dir")
     help_text = "continue the run in --run_dir if there is one, else begin it: for launchers"
     add("--resume_if_begun", action="store_true", help=help_text)
+    add("--initial_run", metavar="DIR", help="begin with the parameters of that run")
     add = parser.add_argument_group("several processes", _PROCESSES).add_argument
     add("--distributed", action="store_true", help="be one of several, or fail")
     add("--coordinator", metavar="HOST:PORT", help="of process 0")
@@ -45,6 +46,8 @@ def main() -> int:
     help_text = "without a sign of life, after which a process counts as lost (default: 60)"
     add("--peer_timeout", type=float, default=60.0, metavar="SECONDS", help=help_text)
     arguments = parser.parse_args()
+    if arguments.initial_run is not None:
+        arguments.gin_bindings.append(f"Experiment.initial_run = {arguments.initial_run!r}")
     command_line.use_compilation_cache()
     group = processes.Group(arguments.coordinator, arguments.num_processes, arguments.process_id)
     if arguments.distributed or group.coordinator or processes.is_cluster():
@@ -91,11 +94,14 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
         resume = storage.require_shared("Experiment.checkpoint_directory", shared, resume)
     elif processes.is_several():
         storage.require_shared("the run directory", directory.path, True, _SHARE)
+    initial = None if resume else initial_run.load(settings, parts)
     if is_new:
         processes.on_lead(directory.create)
         processes.on_lead(lambda: storage.write(directory.config, text))
     print_line = functools.partial(print, flush=True)
-    trainer = run.Run(settings, parts, directory, stop=stop, resume=resume, print_line=print_line)
+    trainer = run.Run(
+        settings, parts, directory, stop=stop, resume=resume, initial=initial, print_line=print_line
+    )
     if changes:  # the checkpoint fits them
         processes.on_lead(lambda: directory.replace_config(text, trainer.steps))
         if processes.is_lead():
@@ -133,7 +139,8 @@ def _changes(begun: str, text: str) -> list[str]:
     """Returns `changed: name: old -> new` for each parameter that a resumed run changes.
 
     Raises:
-      errors.UserError: the agent, the environment or the runner is another class.
+      errors.UserError: the agent, the environment or the runner is another class, or it began with
+        other parameters.
     """
     old, new = (config.read(each, "config.gin") for each in (begun, text))
     changes = []
@@ -141,8 +148,8 @@ def _changes(begun: str, text: str) -> list[str]:
         before, after = (repr(each[name]) if name in each else "default" for each in (old, new))
         if before == after:
             continue
-        if name in ("Experiment.agent", "Experiment.environment", "Experiment.runner"):
-            part = name.partition(".")[2]
+        part = name.removeprefix("Experiment.")
+        if part in ("agent", "environment", "runner") or part.startswith("initial_"):
             raise errors.UserError(
                 f"a resumed run keeps its {part}, {before}: got {after}; begin a new run, in "
                 "another --run_dir"

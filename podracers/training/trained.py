@@ -34,14 +34,14 @@ def load(path: str | pathlib.Path, best: bool = False) -> TrainedPolicy:
     Raises:
       errors.UserError: there is no run, or no checkpoint of it yet.
     """
-    directory = _open(path)
+    directory = open_run(path)
     directory.require_gin()
     settings = experiment.load([str(directory.config)], [])
     parts = settings.build()
     return TrainedPolicy(settings, parts, *params(directory, parts, best))
 
 
-def _open(path: str | pathlib.Path) -> run_directory.RunDirectory:
+def open_run(path: str | pathlib.Path) -> run_directory.RunDirectory:
     """Returns a run directory, with the place of its checkpoints; its configuration is no code."""
     directory = run_directory.RunDirectory(path)
     directory.require()
@@ -68,7 +68,7 @@ def params(
       best: the best evaluated checkpoint, not the newest.
     """
     if not isinstance(directory, run_directory.RunDirectory):
-        directory = _open(directory)
+        directory = open_run(directory)
     checkpointer = checkpoint.Checkpointer(directory.checkpoints, read_only=True)
     restored = checkpointer.restore(parts and _template(parts), "params", best)
     if restored is None:
