@@ -65,8 +65,8 @@ def load(settings: experiment_lib.Experiment, parts: experiment_lib.Parts) -> In
     members, others = parts.runner.population, metadata["population"]
     if others not in (1, members):
         raise errors.UserError(
-            f"Experiment.initial_run = '{path}': expected a population of {members} or a single "
-            f"run, got a population of {others}"
+            f"Experiment.initial_run = '{path}': expected a population of "
+            f"{' or '.join(map(str, sorted({1, members})))}, got {others}"
         )
     if others < members:  # without the axis of members
         expected = {name: jax.eval_shape(lambda x: x[0], leaf) for name, leaf in expected.items()}
