@@ -108,6 +108,10 @@ class ActorCritic(inputs.NetworkAgent, options.Learning):
         normalizer = self.preprocess.init(self.spec.observation)
         return Learner(train_state, normalizer, jnp.zeros((), jnp.int32))
 
+    def restart(self, learner: Any) -> Any:
+        """Returns a fresh learner whose optimizer begins with its parameters; see `agent.Agent`."""
+        return learner._replace(train_state=self._optimizer.init(learner.params))
+
     def init_params(self, key: jax.Array) -> types.PyTree:
         """Returns fresh parameters of the network."""
         params = super().init_params(key)

@@ -455,6 +455,12 @@ class ReplayAgent(options.Learning, options.Adam):
         target = self.target_params(params)
         return optimization.Learner.create(self._optimizer.init(params), target, normalizer)
 
+    def restart(self, learner: optimization.Learner) -> optimization.Learner:
+        """Returns a fresh learner with the optimizer and targets of its parameters."""
+        train_state = self._optimizer.init(learner.params)
+        target = self.target_params(learner.params)
+        return optimization.Learner.create(train_state, target, learner.normalizer)
+
     def loss(
         self, params: types.PyTree, sample: Sample, context: optimization.Context
     ) -> optimization.LossOutput:

@@ -100,6 +100,10 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
         train_state = self._optimizer.init(params)
         return optimization.Learner.create(train_state, network, normalizer)
 
+    def restart(self, learner: optimization.Learner) -> optimization.Learner:
+        target = jax.tree.map(jnp.copy, learner.params.network)
+        return super().restart(learner)._replace(target=target)
+
     def actor_params(self, learner: optimization.Learner) -> policy.ActorParams:
         """Returns the target network and the statistics of the observations."""
         return policy.ActorParams(learner.target, learner.normalizer, learner.update)

@@ -57,6 +57,12 @@ class Agent(Policy, Protocol):
 
     An agent may have a method `check_run(num_envs, rollout_length, num_updates)`, which raises an
     `errors.UserError` if its parameters would be the same after a run of this size as before.
+
+    An agent whose runs may begin with the parameters of another run (`Experiment.initial_run`) has
+    a method `restart(learner)`. Its learner has a field `params`, or `train_state.params`, and
+    `normalizer` if it has statistics of observations. `restart` receives the result of
+    `init_learner` in which leaves of these fields were replaced, and returns it with all that
+    depends on them, such as the optimizer's state and target parameters, made anew.
     """
 
     def init_learner(self, key: jax.Array) -> Any:

@@ -86,6 +86,8 @@ class Checkpointer:
             primary_host=0, active_processes=set(range(processes.count()))
         )
         self._arrays = ocp.StandardCheckpointHandler(multiprocessing_options=self._processes)
+        # Unlike the handler for standard trees it accepts placeholders.
+        self._reader = ocp.PyTreeCheckpointHandler(multiprocessing_options=self._processes)
         self._log = log
         _silence_orbax()
         if log:
@@ -241,6 +243,7 @@ class Checkpointer:
         item: str = "state",
         best: bool = False,
         check: Callable[[int, Mapping[str, Any]], None] = lambda step, metadata: None,
+        selects: Callable[[str], bool] = lambda name: True,
     ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
         """Restores the newest checkpoint that is not damaged, and renames damaged ones.
 
@@ -251,6 +254,7 @@ class Checkpointer:
           item: `"state"`, or `"params"` for the acting parameters alone.
           best: take the highest score instead of the newest; the newest if there is no score.
           check: called with step and metadata before the arrays are compared and read.
+          selects: whether a leaf, by its name, is read where `template` is None; else it is `...`.
 
         Returns:
           `(step, item, metadata)`, or None if there is no checkpoint. The shardings of the item are
@@ -266,7 +270,7 @@ class Checkpointer:
         damaged: dict[int, str] = {}
         for step in dict.fromkeys([*ranked, *processes.on_lead(self._listed)[::-1]]):
             try:
-                tree, metadata = self._restore_item(item, template, step, check)
+                tree, metadata = self._restore_item(item, template, step, check, selects)
             except integrity.DamagedError as error:
                 damaged[step] = str(error)
                 continue
@@ -300,7 +304,12 @@ class Checkpointer:
                 _LOGS.remove(self._log)
 
     def _restore_item(
-        self, item: str, template: types.PyTree | None, step: int, check: Callable[..., None]
+        self,
+        item: str,
+        template: types.PyTree | None,
+        step: int,
+        check: Callable[..., None],
+        selects: Callable[[str], bool],
     ) -> tuple[types.PyTree, dict[str, Any]]:
         """Verifies and restores one item of one step, with the metadata."""
         folder, fault = self._directory / str(step), None
@@ -337,13 +346,20 @@ class Checkpointer:
         with storage.failures(f"read checkpoint {folder}"):  # the files are as written: no damage
             saved = self._arrays.metadata(folder / item).tree
             if template is None:
-                leaves = {path: np.empty(shape, dtype) for path, shape, dtype in record[item]}
+                leaves = {
+                    path: np.empty(shape, dtype) if selects(path) else ocp.PLACEHOLDER
+                    for path, shape, dtype in record[item]
+                }
                 expected = template = trees.arranged(leaves, saved)
             else:
                 expected = bare if processes.on_lead(is_bare) else template
             # In the containers on the disk, because an earlier version may lack empty ones.
-            arrays = ocp.args.StandardRestore(trees.arranged(_with_elements(expected), saved))
-            tree = trees.arranged(self._arrays.restore(folder / item, args=arrays), expected)
+            arrays = trees.arranged(_with_elements(expected), saved)
+            options = ocp.checkpoint_utils.construct_restore_args(arrays)
+            arrays = self._reader.restore(
+                folder / item, args=ocp.args.PyTreeRestore(arrays, options)
+            )
+            tree = trees.arranged(arrays, expected)
         tree = jax.tree.map(lambda x, like: x if np.size(like) else _empty(like), tree, expected)
         return agent_lib.with_replay(tree, template), record["user"]
 

@@ -30,7 +30,7 @@ def main() -> int:
         video.require_gif(arguments.video)
     command_line.use_compilation_cache()
 
-    policy = trained.load(arguments.run_dir, arguments.best)
+    policy = trained.load_all(arguments.run_dir, arguments.best)
     settings, params = policy.settings, policy.params
     if arguments.seed is not None:
         settings = dataclasses.replace(settings, seed=arguments.seed)

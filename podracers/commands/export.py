@@ -27,7 +27,7 @@ import numpy as np
 from dm_env import specs
 
 from podracers import agent as agent_lib
-from podracers import environment, errors, parallel, population, precision, trees, types
+from podracers import environment, errors, parallel, precision, trees, types
 from podracers.commands import command_line
 from podracers.training import summary, trained
 
@@ -57,8 +57,9 @@ def main() -> int:
         raise errors.UserError(message)
     command_line.use_compilation_cache()
 
-    policy = trained.load(arguments.run_dir, arguments.best)
-    agent, params = _member(policy, arguments.member)
+    policy = trained.load(arguments.run_dir, arguments.best, arguments.member)
+    agent = policy.parts.agent
+    params = jax.device_get(policy.params)  # constants of programs for any device
     if arguments.greedy:
         agent = agent_lib.greedy(agent) or agent
     program = Program(agent, params, policy.parts.environment.spec, policy.settings.precision)
@@ -72,19 +73,6 @@ def main() -> int:
     }
     _write(program, about, arguments.out)
     return 0
-
-
-def _member(policy: trained.TrainedPolicy, index: int | None) -> tuple[agent_lib.Agent, Any]:
-    """Returns the agent and the parameters, of one member of a population."""
-    agent, runner = policy.parts.agent, policy.parts.runner
-    params = jax.device_get(policy.params)  # constants of programs for any device
-    if runner.population == 1 and index is None:
-        return agent, params
-    if index is None or not 0 <= index < runner.population:
-        most = runner.population - 1
-        raise errors.UserError(f"--member: expected a member from 0 to {most}, got {index}")
-    params = jax.tree.map(lambda x: x[index], params) if runner.population > 1 else params
-    return population.member(agent, runner.population_values, index), params
 
 
 class Arguments(NamedTuple):

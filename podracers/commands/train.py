@@ -14,7 +14,7 @@ from podracers import errors
 from podracers.checkpoints import storage
 from podracers.commands import command_line
 from podracers.hosts import processes
-from podracers.training import config, experiment, gin_names, run, run_directory
+from podracers.training import config, experiment, gin_names, initial_run, run, run_directory
 
 _SHARE = (
     ": set Experiment.checkpoint_directory to a folder that all processes see, or to "
@@ -38,6 +38,7 @@ def main() -> int:
     add("--resume", action="store_true", help="continue the run in --run_dir")
     help_text = "continue the run in --run_dir if there is one, else begin it: for launchers"
     add("--resume_if_begun", action="store_true", help=help_text)
+    add("--initial_run", metavar="DIR", help="begin with the parameters of that run")
     add = parser.add_argument_group("several processes", _PROCESSES).add_argument
     add("--distributed", action="store_true", help="be one of several, or fail")
     add("--coordinator", metavar="HOST:PORT", help="of process 0")
@@ -49,6 +50,8 @@ def main() -> int:
     if arguments.list:
         print(command_line.table([*gin_names.experiments().items()]))
         return 0
+    if arguments.initial_run is not None:
+        arguments.gin_bindings.append(f"Experiment.initial_run = {arguments.initial_run!r}")
     command_line.use_compilation_cache()
     group = processes.Group(arguments.coordinator, arguments.num_processes, arguments.process_id)
     if arguments.distributed or group.coordinator or processes.is_cluster():
@@ -95,11 +98,14 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
         resume = storage.require_shared("Experiment.checkpoint_directory", shared, resume)
     elif processes.is_several():
         storage.require_shared("the run directory", directory.path, True, _SHARE)
+    initial = None if resume else initial_run.load(settings, parts)
     if is_new:
         processes.on_lead(directory.create)
         processes.on_lead(lambda: storage.write(directory.config, text))
     print_line = functools.partial(print, flush=True)
-    trainer = run.Run(settings, parts, directory, stop=stop, resume=resume, print_line=print_line)
+    trainer = run.Run(
+        settings, parts, directory, stop=stop, resume=resume, initial=initial, print_line=print_line
+    )
     if changes:  # the checkpoint fits them
         processes.on_lead(lambda: directory.replace_config(text, trainer.steps))
         if processes.is_lead():
@@ -140,7 +146,8 @@ def _changes(begun: str, text: str) -> list[str]:
     replaces it, such as that of a class derived from its own.
 
     Raises:
-      errors.UserError: the agent, the environment or the runner is another class.
+      errors.UserError: the agent, the environment or the runner is another class, or it began with
+        other parameters.
     """
     old, new = (config.read(each, "config.gin") for each in (begun, text))
     replaced = {name.rpartition(".")[2]: repr(old[name]) for name in old if name not in new}
@@ -150,7 +157,8 @@ def _changes(begun: str, text: str) -> list[str]:
         before = repr(old[name]) if name in old else replaced.get(part, "default")
         if before == after:
             continue
-        if name in ("Experiment.agent", "Experiment.environment", "Experiment.runner"):
+        part = name.removeprefix("Experiment.")
+        if part in ("agent", "environment", "runner") or part.startswith("initial_"):
             raise errors.UserError(
                 f"a resumed run keeps its {part}, {before}: got {after}; begin a new run, in "
                 "another --run_dir"

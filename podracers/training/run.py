@@ -30,7 +30,7 @@ from podracers import (
 from podracers.checkpoints import checkpoint, storage
 from podracers.hosts import peers, processes
 from podracers.supervision import watchdog
-from podracers.training import config, loggers, run_directory
+from podracers.training import config, initial_run, loggers, run_directory
 from podracers.training import experiment as experiment_lib
 from podracers.training import summary as summary_lib
 
@@ -153,6 +153,7 @@ class Run:
       directory: the run directory; it exists.
       stop: true once the run is to end early.
       resume: continue from the newest valid checkpoint in the directory.
+      initial: what `initial_run.load` returned for a run that begins; None to load it here.
       print_line: called with each line to print.
       progress: whether the terminal shows the progress of the run.
     """
@@ -165,6 +166,7 @@ class Run:
         *,
         stop: StopRequest,
         resume: bool = False,
+        initial: initial_run.InitialRun | None = None,
         print_line: Callable[[str], None] = print,
         progress: bool = True,
     ):
@@ -190,6 +192,7 @@ class Run:
             count = max(1, round(periods / _NUM_EVALUATIONS)) if periods > 1 else 0
             period = experiment.log_period * count
         self._evaluation_period = period
+        self._origin: dict[str, Any] = {}  # the run that it began with, for records
         self._resume = resume
         self._is_configuration_kept = False
         # See `metrics.Report`; replay keeps observations.
@@ -214,13 +217,21 @@ class Run:
                     self._print_line("evaluations: in the environment's evaluation_environment")
                 self._print_line(self._schedule())
                 self._state = runner.init(experiment.seed)
-                if resume:
-                    self._restore()
+                if not resume or not self._restore():
+                    self._begin(initial or initial_run.load(experiment, parts))
             self._exits = exits.pop_all()
         # Read now: the checkout may be at another commit by the end of the run.
         self._provenance = summary_lib.provenance()
 
-    def _restore(self) -> None:
+    def _begin(self, initial: initial_run.InitialRun | None) -> None:
+        """Replaces parameters before the first update by those of another run, if there is one."""
+        if initial is not None:
+            self._state = initial_run.begin(initial, self._parts, self._state)
+            self._origin = {"initial_run": {"path": initial.path, "step": initial.step}}
+            self._print_line(f"beginning with {initial.path}, step {initial.step:,}")
+
+    def _restore(self) -> bool:
+        """Restores the newest checkpoint; returns whether there is one."""
         if self._checkpointer.latest_step() is None:
             if place := processes.on_lead(self._earlier_checkpoints):
                 raise errors.UserError(
@@ -228,7 +239,7 @@ class Run:
                     "got none: bind Experiment.checkpoint_directory to their folder"
                 )
             self._print_line("there is no checkpoint yet: starting from the beginning")
-            return
+            return False
         template = self._state
         if self._experiment.checkpoint_replay:  # a state beside the restored one takes its memory
             template = jax.tree.map(
@@ -249,7 +260,9 @@ class Run:
         saved, current = metadata.get("rounding", {}), summary_lib.rounding()
         for name in (name for name in saved if saved[name] != current.get(name)):
             self._print_line(f"changed: {name}: {saved[name]!r} -> {current.get(name)!r}")
+        self._origin = {name: metadata[name] for name in metadata if name == "initial_run"}
         self._print_line(f"resuming from step {step:,}")
+        return True
 
     def _fixed(self) -> dict[str, Any]:
         """Returns the settings that a resumed run keeps, as JSON holds them."""
@@ -557,6 +570,7 @@ class Run:
             "is_over": self._is_over,
             "rounding": summary_lib.rounding(),
             **self._fixed(),
+            **self._origin,
         }
         self._saved = time.perf_counter()
         params = self._runner.actor_params(self._state)
@@ -621,6 +635,7 @@ class Run:
             "seed": self._experiment.seed,
             "updates": self._update,
             "best_checkpoint": self._checkpointer.best_step(),
+            **self._origin,
             **self._experiment.precision.describe(),
             **self._provenance,
         }
@@ -660,9 +675,9 @@ def train(
         experiment_lib.check(parts, experiment.seed, experiment.tracker)
         if (shared := experiment.checkpoint_directory) is not None:
             storage.require_shared("Experiment.checkpoint_directory", shared, False)
+        initial = initial_run.load(experiment, parts)
         directory.create()
         storage.write(directory.config, experiment.text())
     with StopRequest() as stop:
-        return Run(
-            experiment, parts, directory, stop=stop, print_line=print_line, progress=False
-        ).train()
+        options: dict[str, Any] = {"print_line": print_line, "progress": False}
+        return Run(experiment, parts, directory, stop=stop, initial=initial, **options).train()

@@ -1,20 +1,18 @@
 """Trained parameters, loaded from a run directory."""
 
+import dataclasses
 import pathlib
 from typing import NamedTuple
 
 import jax
 
-from podracers import errors, types
+from podracers import errors, evaluation, population, types
 from podracers.checkpoints import checkpoint, storage
 from podracers.training import config, experiment, run_directory
 
 
 class TrainedPolicy(NamedTuple):
-    """A trained agent, which acts by `parts.agent.act(params, ...)`.
-
-    A population's parameters have a leading axis, one entry for each member.
-    """
+    """A trained agent, which acts by `parts.agent.act(params, ...)`."""
 
     settings: experiment.Experiment
     parts: experiment.Parts  # agent, environment, runner and evaluator, built
@@ -22,7 +20,7 @@ class TrainedPolicy(NamedTuple):
     params: types.PyTree  # leaves on the first device
 
 
-def load(path: str | pathlib.Path, best: bool = False) -> TrainedPolicy:
+def load(path: str | pathlib.Path, best: bool = False, member: int | None = None) -> TrainedPolicy:
     """Returns the trained agent of a run, which may be running; nothing is written.
 
     The configuration of a run is code, which this executes (`params` reads a run without it).
@@ -30,18 +28,44 @@ def load(path: str | pathlib.Path, best: bool = False) -> TrainedPolicy:
     Args:
       path: the run directory's path.
       best: the best evaluated checkpoint, not the newest.
+      member: the member of a population, from 0.
 
     Raises:
-      errors.UserError: there is no run, or no checkpoint of it yet.
+      errors.UserError: there is no run, no checkpoint of it yet, or no such member.
     """
-    directory = _open(path)
+    policy = load_all(path, best)
+    parts, size = policy.parts, policy.parts.runner.population
+    if size == 1 and member is None:
+        return policy
+    if member is None or not 0 <= member < size:
+        raise errors.UserError(f"member: expected one of '{path}', 0 to {size - 1}, got {member}")
+    values = parts.runner.population_values
+
+    def alone(evaluator: evaluation.Evaluator) -> evaluation.Evaluator:
+        agent = population.member(evaluator.agent, values, member)
+        return dataclasses.replace(evaluator, agent=agent, population=1, population_values={})
+
+    params = policy.params
+    return policy._replace(
+        params=jax.tree.map(lambda x: x[member], params) if size > 1 else params,
+        parts=parts._replace(
+            agent=population.member(parts.agent, values, member),
+            evaluator=alone(parts.evaluator),
+            greedy_evaluator=parts.greedy_evaluator and alone(parts.greedy_evaluator),
+        ),
+    )
+
+
+def load_all(path: str | pathlib.Path, best: bool = False) -> TrainedPolicy:
+    """Returns the agent as `load`; parameters of a population have a leading axis of members."""
+    directory = open_run(path)
     directory.require_gin()
     settings = experiment.load([str(directory.config)], [])
     parts = settings.build()
     return TrainedPolicy(settings, parts, *params(directory, parts, best))
 
 
-def _open(path: str | pathlib.Path) -> run_directory.RunDirectory:
+def open_run(path: str | pathlib.Path) -> run_directory.RunDirectory:
     """Returns a run directory, with the place of its checkpoints; its configuration is no code."""
     directory = run_directory.RunDirectory(path)
     directory.require()
@@ -68,7 +92,7 @@ def params(
       best: the best evaluated checkpoint, not the newest.
     """
     if not isinstance(directory, run_directory.RunDirectory):
-        directory = _open(directory)
+        directory = open_run(directory)
     checkpointer = checkpoint.Checkpointer(directory.checkpoints, read_only=True)
     restored = checkpointer.restore(parts and _template(parts), "params", best)
     if restored is None:
@@ -83,8 +107,8 @@ def _template(parts: experiment.Parts) -> types.PyTree:
         return parts.agent.actor_params(parts.agent.init_learner(key))
 
     key = jax.random.key(0)
-    if (population := parts.runner.population) > 1:
-        init, key = jax.vmap(init), jax.random.split(key, population)
+    if (size := parts.runner.population) > 1:
+        init, key = jax.vmap(init), jax.random.split(key, size)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),

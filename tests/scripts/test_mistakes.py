@@ -11,6 +11,8 @@ from environments import catch
 from tests import processes
 
 HERE = "tests.scripts.test_mistakes"
+_BEGIN = "train --gin_file {config} --run_dir {folder}/own --initial_run"
+_PAIR = _BEGIN.replace("--initial_run", "--gin_bindings 'Anakin.population = 2' --initial_run")
 _COMPARE = "compare --gin_file {config} --seeds 1 --output_dir {folder}/new --runners"
 _EXPORT = "export --run_dir {run} --out {folder}/policy"
 _PLOT = "plot --out {folder}/x.png --run_dir"
@@ -51,8 +53,8 @@ MISTAKES = [
     ("evaluate --run_dir {run} --seed -1", "Experiment.seed: expected an int of at least 0"),
     ("evaluate --run_dir {run} --video {folder}/no/x.gif", "--video: cannot write '{folder}/no/"),
     ("evaluate --run_dir {run} --video x.mp4", "expected a name in .gif, got 'x.mp4'"),
-    (_EXPORT, "--member: expected a member from 0 to 1, got None"),
-    (f"{_EXPORT} --member 2", "--member: expected a member from 0 to 1, got 2"),
+    (_EXPORT, "member: expected one of '{run}', 0 to 1, got None"),
+    (f"{_EXPORT} --member 2", "0 to 1, got 2"),
     (f"{_EXPORT} --platforms cpu,gpu", "expected some of cpu,cuda,rocm,tpu, got 'gpu'"),
     ("export --run_dir {run} --out {folder}/no/policy", "'{folder}/no' is no folder"),
     ("export --run_dir {run} --out {folder}", "it is a folder"),
@@ -80,6 +82,17 @@ MISTAKES = [
     ("train --gin_file {config} --gin_bindings SEED = 3", "'SEED': expected 'name.parameter ="),
     ("train --resume", "--resume needs --run_dir"),
     ("train --run_dir {folder}/other", "no --gin_file"),
+    (f"{_BEGIN} {{folder}}/rum", "did you mean '{run}'"),
+    (f"{_BEGIN} {{begun}}", "the run in '{begun}' has no checkpoint yet"),
+    (f"{_BEGIN} {{folder}}/own", "there is no run in '{folder}/own'"),
+    (f"{_BEGIN} {{run}}", "expected a population of 1, got 2"),
+    (
+        f"{_PAIR} {{run}} --gin_bindings 'Catch.columns = 7'",
+        "encoder/Dense_0/kernel': expected float32[2, 70, 64], got float32[2, 50, 64]; "
+        "Experiment.initial_parts = ('encoder', ...)",
+    ),
+    (f"{_PAIR} {{run}} --gin_bindings \"Experiment.initial_parts = ('encodr',)\"", "'encoder'"),
+    ("train --run_dir {run} --resume --initial_run {begun}", "keeps its initial_run, default"),
     ("train --gin_file {config} --distributed", "--coordinator HOST:PORT"),
     (f"{_TUNE} --parameters num_env", "'num_envs'"),
     (f"{_TUNE} --parameters batches_per_actor", "Anakin has no 'batches_per_actor'"),

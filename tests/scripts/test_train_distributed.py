@@ -3,11 +3,14 @@
 import functools
 import json
 import pathlib
+import shutil
 import signal
 
 import numpy as np
 import pytest
 
+from podracers.training import experiment
+from podracers.training import run as run_lib
 from tests import groups, processes
 
 SEBULBA = (
@@ -33,7 +36,7 @@ def add_and_end(line):
 
 
 def _arguments(config: pathlib.Path, runner: str, num_devices: int) -> tuple[object, ...]:
-    arguments = ("--gin_file", config)
+    arguments = ("--gin_file", config, "--initial_run", config.parent / "initial")
     if runner == "sebulba":
         devices = str(tuple(range(num_devices)))
         arguments += tuple(each.replace("{devices}", devices) for each in SEBULBA)
@@ -42,9 +45,14 @@ def _arguments(config: pathlib.Path, runner: str, num_devices: int) -> tuple[obj
 
 @pytest.fixture(scope="module", name="reference")
 def _reference(tmp_path_factory):
-    """Uninterrupted runs of one process with four devices: `reference(runner)` is the directory."""
+    """Uninterrupted runs of one process with four devices: `reference(runner)` is the directory.
+
+    They begin with the parameters of `initial` beside them.
+    """
     folder = tmp_path_factory.mktemp("references")
     config = processes.config_file(folder, SHORT)
+    short = ["TOTAL_STEPS = 64", "PPO.learning_rate = 0.1"]
+    run_lib.train(experiment.load([str(config)], short), folder / "initial")
 
     @functools.cache
     def run(runner: str) -> pathlib.Path:
@@ -86,7 +94,8 @@ def _wait_for(num_lines: int, run_dir: pathlib.Path, started) -> None:
 def test_several_processes_learn_what_one_learns(runner, count, reference, tmp_path):
     """The same curve and parameters, the same evaluations."""
     config, run_dir = processes.config_file(tmp_path, SHORT), tmp_path / "run"
-    devices = 4 // count
+    expected, devices = reference(runner), 4 // count
+    shutil.copytree(expected.parent / "initial", tmp_path / "initial")
     started = groups.train(
         count, devices, *_arguments(config, runner, devices), "--run_dir", run_dir
     )
@@ -96,7 +105,7 @@ def test_several_processes_learn_what_one_learns(runner, count, reference, tmp_p
     assert "Results" in lead.stdout
     assert "4 x cpu" in lead.stdout
     assert "Results" not in others[0].stdout
-    _assert_same(run_dir, reference(runner))
+    _assert_same(run_dir, expected)
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["processes"], summary["updates"]) == (count, NUM_LINES)
     assert [line["own/number"] for line in processes.log(run_dir)][-1] == NUM_LINES * 32
@@ -111,6 +120,8 @@ def test_a_signal_to_any_process_stops_all_and_any_number_resumes(reference, tmp
     extra = f"\nexperiment.Experiment.checkpoint_directory = '{tmp_path / 'shared'}'\n"
     config, run_dir = processes.config_file(tmp_path, SHORT + extra), tmp_path / "run"
     begun = ("--run_dir", run_dir, "--resume_if_begun")
+    expected = reference("anakin")
+    shutil.copytree(expected.parent / "initial", tmp_path / "initial")
     started = groups.train(2, 2, *_arguments(config, "anakin", 2), *begun)
     _wait_for(3, run_dir, started)
     started[1].send_signal(signal.SIGUSR1)
@@ -118,6 +129,7 @@ def test_a_signal_to_any_process_stops_all_and_any_number_resumes(reference, tmp
     assert lead.returncode == other.returncode == 0, lead.stderr + other.stderr
     assert "continue with --resume" in lead.stdout
     stopped = processes.num_lines(run_dir)
+    shutil.rmtree(tmp_path / "initial")  # a resumed run does not read it
     assert stopped < NUM_LINES
 
     started = groups.train(4, 2, *_arguments(config, "anakin", 2), *begun)
@@ -135,7 +147,7 @@ def test_a_signal_to_any_process_stops_all_and_any_number_resumes(reference, tmp
         "train", "--run_dir", run_dir, "--resume", environment=groups.environment(1)
     )
     assert last.returncode == 0, last.stderr
-    _assert_same(run_dir, reference("anakin"))
+    _assert_same(run_dir, expected)
     assert (tmp_path / "shared").exists() and not (run_dir / "checkpoints").exists()
 
 

@@ -159,6 +159,10 @@ class LPG:
         train_state = self._optimizer.init(self.rule.init(key))
         return Learner(train_state, bandit_lib.Bandit.init(self._num_tasks, len(self.arms)))
 
+    def restart(self, learner: Learner) -> Learner:
+        """Returns a fresh learner whose optimizer begins with its rule; see `agent.Agent`."""
+        return learner._replace(train_state=self._optimizer.init(learner.train_state.params))
+
     def init_memory(self, rollout: types.Rollout) -> Memory:
         """Returns the statistics before the first rollout."""
         length, count = rollout.extras.shape

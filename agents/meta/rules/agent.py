@@ -148,6 +148,14 @@ class RuleAgent(options.Adam):
             update=jnp.zeros((), jnp.int32),
         )
 
+    def restart(self, learner: Learner) -> Learner:
+        """Returns a fresh learner with the optimizer and the rule's state of its parameters."""
+        params = learner.train_state.params
+        return learner._replace(
+            train_state=self._optimizer.init(params),
+            rule_state=self._loaded[0].init_state(params),
+        )
+
     def init_memory(self, rollout: types.Rollout) -> Any:
         """Returns an empty replay of this device's streams; `()` without replay."""
         if self.replay_ratio is None:

@@ -1,0 +1,135 @@
+"""Tests of runs that begin with another run's parameters."""
+
+import functools
+import json
+import shutil
+import types
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from agents.meta import rules
+from agents.meta.lpg import rule as rule_lib
+from podracers.checkpoints import checkpoint
+from podracers.training import experiment, initial_run, run, run_directory
+from tests import contract, processes, streams
+
+# Statistics of observations and of value targets.
+STATISTICS = ("{}.normalize_observations = True", "{}.popart_rate = 0.1", "TOTAL_STEPS = 128")
+PPO, IMPALA = ([each.format(name) for each in STATISTICS] for name in ("PPO", "IMPALA"))
+MEMBERS = "Anakin.population = 2"
+
+
+class State(NamedTuple):
+    """The state of a runner."""
+
+    learner: Any
+
+
+def _rule_agent():
+    candidate, rule = streams.RandomEpisodes(), rule_lib.Rule(hidden_size=8, prediction_size=5)
+    network = functools.partial(rules.rule_network, encoder=contract._MLP)
+    load = lambda path: (rule, rule.init(jax.random.key(2)))  # noqa: E731
+    return rules.RuleAgent(candidate.spec, network=network, load=load), candidate
+
+
+NAMES = ("ppo_scaled", "vmpo_continuous", "rainbow", "pqn_gru", "r2d2", "sac", "muzero")
+AGENTS = {name: contract.AGENTS[name] for name in NAMES} | {"rule": _rule_agent}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_rest_of_a_learner_is_that_of_a_run_which_drew_these_parameters(name):
+    """Optimizer, targets and counters: those of a fresh learner with the same parameters."""
+    agent, _ = AGENTS[name]()
+    fresh, drawn = map(jax.jit(agent.init_learner), jax.random.split(jax.random.key(0)))
+    if jax.tree.leaves(drawn.normalizer):
+        drawn = drawn._replace(normalizer=jax.tree.map(lambda x: x + 1.5, drawn.normalizer))
+    leaves = jax.device_get(initial_run.taken(State(drawn)))
+    runner = types.SimpleNamespace(population=1, population_values={})
+    parts = types.SimpleNamespace(agent=agent, runner=runner)
+    initial = initial_run.InitialRun("", 0, leaves, is_by_member=False)
+    streams.assert_same(initial_run.begin(initial, parts, State(fresh)), State(drawn))
+
+
+def _settings(folder, *bindings, file="tiny.gin"):
+    return experiment.load([str(folder / file)], bindings)
+
+
+@pytest.fixture(scope="module", name="folder")
+def _folder(tmp_path_factory):
+    """Experiments of PPO and IMPALA, and the runs `single`, and `members` of two seeds."""
+    folder = tmp_path_factory.mktemp("initial")
+    processes.config_file(folder)
+    text = processes.CONFIG.replace("agents/ppo.gin", "agents/impala.gin")
+    text = text.replace("from agents import ppo", "from agents import impala")
+    lines = [line for line in text.splitlines() if not line.startswith("ppo.PPO")]
+    (folder / "impala.gin").write_text("\n".join(lines))
+    for name, bindings in (("single", []), ("members", [MEMBERS])):
+        often = "Experiment.checkpoint_period = 1"
+        run.train(_settings(folder, *PPO, often, *bindings), folder / name)
+    return folder
+
+
+def _saved(path):
+    """Returns the state in the newest checkpoint of a run."""
+    settings = experiment.load([str(path / "config.gin")], [])
+    template = settings.build().runner.init(settings.seed)
+    reader = checkpoint.Checkpointer(path / "checkpoints", read_only=True)
+    return reader.restore(template)[1]
+
+
+@pytest.mark.parametrize(
+    ("source", "file", "bindings"),
+    [
+        ("single", "impala.gin", IMPALA),
+        ("single", "tiny.gin", [*PPO, "RUNNER = @sebulba.Sebulba"]),
+        ("single", "tiny.gin", [*PPO, MEMBERS, "Anakin.num_devices = 2"]),
+        ("members", "impala.gin", [*IMPALA, MEMBERS]),
+    ],
+)
+def test_a_run_begins_with_the_parameters_and_the_statistics(folder, source, file, bindings):
+    """Under both runners, of another agent, alone and as a population."""
+    origin = f"Experiment.initial_run = '{folder / source}'"
+    settings = _settings(folder, *bindings, origin, file=file)
+    parts = settings.build()
+    initial = initial_run.load(settings, parts)
+    saved = initial_run.taken(_saved(folder / source))
+    assert initial.leaves.keys() == saved.keys() and initial.step == 128
+    fresh = parts.runner.init(settings.seed)
+    shardings = jax.tree.map(lambda x: x.sharding, fresh)
+    state = initial_run.begin(initial, parts, fresh)
+    assert jax.tree.map(lambda x: x.sharding, state) == shardings
+    begun = initial_run.taken(state)
+    for name, leaf in saved.items():
+        shape = begun[name].shape  # of a population, each member has its own, or all the same
+        np.testing.assert_array_equal(begun[name], np.broadcast_to(leaf, shape), err_msg=name)
+    assert np.all(np.asarray(saved["params/value_statistics/updates"]) > 0)
+    assert np.all(np.asarray(saved["normalizer/count"]) == 128)
+    state, _ = parts.runner.step(state, 1)
+    assert np.all(np.asarray(state.learner.update) == 1)
+    parts.runner.close()
+
+
+def test_a_run_keeps_where_it_began_and_reads_it_once(folder, tmp_path):
+    """The best checkpoint, in some parts; the initial run is gone when the run is resumed."""
+    source, directory = tmp_path / "easy-3", run_directory.RunDirectory(tmp_path / "run")
+    shutil.copytree(folder / "single", source, ignore=shutil.ignore_patterns(".lock"))
+    (source / "checkpoints" / "64" / "score.json").write_text('{"score": 1e9}')
+    bindings = [*PPO, f"Experiment.initial_run = '{tmp_path}/easy-{{seed}}'"]
+    bindings += ["Experiment.initial_best = True"]
+    bindings += ["Experiment.initial_parts = ('encoder', 'normalizer')"]
+    settings = _settings(folder, *bindings, "TOTAL_STEPS = 64")
+    parts = settings.build()
+    leaves = initial_run.load(settings, parts).leaves
+    assert {name.split("/")[-2] for name in leaves} == {"Dense_0", "Dense_1", "normalizer"}
+    expected = {"path": str(source), "step": 64}
+    assert run.train(settings, directory.path)["initial_run"] == expected
+    shutil.rmtree(source)
+    settings = _settings(folder, *bindings)
+    resumed = run.Run(settings, settings.build(), directory, stop=run.StopRequest(), resume=True)
+    summary = resumed.train()
+    assert (summary["initial_run"], summary["updates"]) == (expected, 2)
+    record = json.loads((directory.path / "checkpoints/128/metadata/metadata").read_text())
+    assert record["user"]["initial_run"] == expected
