@@ -68,7 +68,7 @@ def _learners(agent: type, name: str, num_devices: int) -> list[list[np.ndarray]
     ]
 
 
-@pytest.mark.parametrize("name", contract.RUNNERS)
+@pytest.mark.parametrize("name", ["anakin", pytest.param("sebulba", marks=pytest.mark.slow)])
 def test_the_agent_of_one_file_learns_the_same_on_any_number_of_devices(name):
     (expected,) = _learners(_actor_critic(), name, 1)
     first, *others = _learners(_actor_critic(), name, 4)
@@ -94,7 +94,12 @@ def test_both_ways_to_sum_a_gradient_take_the_same_steps():
             "by other amounts",
             marks=pytest.mark.slow,
         ),
-        (GLOBAL_MEAN, LOCAL_MEAN, "copies of 'learner/params/params/Dense_0/bias'"),
+        pytest.param(
+            GLOBAL_MEAN,
+            LOCAL_MEAN,
+            "copies of 'learner/params/params/Dense_0/bias'",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(GLOBAL_MEAN, AFTER_TWO, "copies of", marks=pytest.mark.slow),
     ],
     ids=["mean of means", "statistic of a device", "gradient of a device", "later"],

@@ -95,7 +95,7 @@ def _load_small(path, *bindings):
 
 @pytest.mark.parametrize("path", _files("experiments"))
 def test_experiments_can_be_built(path):
-    """Under each runner of its kind of environment, and the network fits the observations."""
+    """And the network fits the observations."""
     _require_extras(path)
     assert not re.search("anakin|sebulba", pathlib.Path(path).stem)
     assert "gin/runners/" not in (ROOT / path).read_text()
@@ -104,7 +104,19 @@ def test_experiments_can_be_built(path):
     assert jax.eval_shape(parts.agent.init_learner, jax.random.key(0))
     is_host = environment.is_host(parts.environment)
     assert type(parts.runner) is (sebulba.Sebulba if is_host else anakin.Anakin)
-    if not is_host:
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(*path.values, id=path.id, marks=[pytest.mark.slow] * (path.id != "snake_ppo"))
+        for path in _files("experiments")
+    ],
+)
+def test_experiments_can_be_built_under_sebulba(path):
+    _require_extras(path)
+    parts = experiment.load([path], []).build()
+    if not environment.is_host(parts.environment):
         other = experiment.load([path, "gin/runners/sebulba.gin"], []).build().runner
         assert type(other) is sebulba.Sebulba
         assert other.steps_per_update == parts.runner.steps_per_update

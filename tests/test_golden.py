@@ -86,12 +86,12 @@ def _continued(runner, state):
 @pytest.mark.parametrize(
     "case",
     [
-        ("ppo", "anakin", 1),
+        pytest.param(("ppo", "anakin", 1), marks=pytest.mark.slow),
         pytest.param(("dqn", "anakin", 1), marks=pytest.mark.slow),
         ("ppo", "sebulba", 1),
         pytest.param(("alphazero", "anakin", 4), marks=pytest.mark.slow),
         pytest.param(("muzero_reanalyze", "anakin", 4), marks=pytest.mark.slow),
-        ("lpg", "anakin", 4),
+        pytest.param(("lpg", "anakin", 4), marks=pytest.mark.slow),
         pytest.param(("rule_lpg", "anakin", 4), marks=pytest.mark.slow),
         pytest.param(("rule_disco", "anakin", 4), marks=pytest.mark.slow),
     ],

@@ -19,12 +19,7 @@ ENVIRONMENTS = {
     "tabular_grid": lambda: lifetimes.FixedTask(tabular_grids.TabularGrids(("small",))),
     "delayed_chain": lambda: lifetimes.FixedTask(delayed_chains.DelayedChains(("distractor",))),
     "lifetimes": lambda: lifetimes.Lifetimes(
-        lifetimes.Mixture(
-            (tabular_grids.TabularGrids(("small",)), delayed_chains.DelayedChains(("short",)))
-        ),
-        num_envs=2,
-        period=10,
-        max_periods=4,
+        delayed_chains.DelayedChains(("short",)), num_envs=2, period=10, max_periods=4
     ),
     "multi_discrete_masked": lambda: probes.MultiDiscreteReward(masked=True),
     "flat_action": lambda: wrappers.FlattenAction(probes.MultiDiscreteReward(masked=True)),
