@@ -273,6 +273,7 @@ def test_a_run_under_nohup_ignores_hangups_saves_and_ends(tmp_path, config):
     assert not (run_dir / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_terminal_that_closes_ends_a_run_in_order(tmp_path, config):
     """Its output has no reader any more, and fails."""
     words = ("--gin_file", config, "--run_dir", tmp_path / "run")
