@@ -73,14 +73,9 @@ class DQN(replay.ReplayAgent, exploration.EpsilonGreedy):
             outputs["noisy"] = True
         return options.make(self, "network", self.spec, self.spec.num_actions, **outputs)
 
-    @property
-    def _num_earlier(self) -> int:
-        """Earlier time steps that an output depends on; recurrent networks are refused."""
-        return self.net.memory_length or 0
-
     @functools.cached_property
     def buffer(self) -> replay.Replay:
-        return replay.Replay.of(self, self._num_earlier + self.n_step)
+        return replay.Replay.of(self, self.n_step, burn_in=self.net.memory_length or 0)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores of `B` streams: their latest frames if the network stacks frames."""
@@ -115,7 +110,7 @@ class DQN(replay.ReplayAgent, exploration.EpsilonGreedy):
           `(r_t, discount_t, t)`: the target is `r_t` plus `discount_t` times the value of the time
           step with the index `t`.
         """
-        tm1 = self._num_earlier
+        tm1 = self.buffer.burn_in  # earlier time steps fill the stack of frames
         r_t = jnp.zeros_like(timestep.reward[0])
         discount_t, t = jnp.ones_like(r_t), jnp.full(r_t.shape, tm1 + self.n_step)
         # Backwards from the last step; the return starts afresh at each end of an episode.
@@ -129,7 +124,7 @@ class DQN(replay.ReplayAgent, exploration.EpsilonGreedy):
     def loss(self, params, sample, context):
         """Returns the losses of the values of the chosen actions."""
         timestep, action, _, _ = sample.rollout
-        tm1 = self._num_earlier  # earlier time steps fill the stack of frames
+        tm1 = self.buffer.burn_in
         weight = (~timestep.last()[tm1]).astype(jnp.float32)  # [N] 0 where the action was ignored
         a_tm1 = action[tm1]
         r_t, discount_t, t = self.targets(timestep)

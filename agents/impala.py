@@ -91,16 +91,18 @@ class IMPALA(policy.ActorCritic):
         def minibatch_step(train_state, minibatch):
             return self._optimizer.gradient_step(loss, train_state, minibatch, learning_rate)
 
+        # Targets of the acting policy: those of the loss follow the parameters of each minibatch.
+        values = jnp.concatenate([rollout.extras.value, rollout.extras.value[-1:]])
+        target, _ = self.targets(timestep, values, jnp.zeros_like(rollout.extras.value))
+        params = self._renormalized(learner.params, target, returns.weights(timestep))
         train_state, output = jax.lax.scan(
             minibatch_step,
-            learner.train_state,
+            learner.train_state._replace(params=params),
             minibatches.over_streams(
                 (timestep, rollout.extras), rollout.actor_state.core, key, self.num_minibatches
             ),
         )
         metrics = jax.tree.map(jnp.sum, output.metrics)
-        params = self._renormalized(train_state.params, metrics)
-        train_state = train_state._replace(params=params)
         normalizer = self.preprocess.update_statistics(learner.normalizer, rollout.timestep)
         learner = policy.Learner(train_state, normalizer, learner.update + 1)
         return types.AgentState(learner, state.memory), metrics
@@ -152,6 +154,6 @@ class IMPALA(policy.ActorCritic):
                 # Not the clipped fraction: on-policy, rounding would decide it.
                 "policy/rho": mean(jnp.minimum(jnp.exp(log_ratio), self.clip_rho)),
                 "value/mean": mean(values),
-                **self._target_metrics(target, weight),
+                "value/target": mean(target),
             }
         )

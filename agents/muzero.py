@@ -69,13 +69,10 @@ class MuZero(planning.SearchAgent):
     def _optimizer(self) -> optimization.Optimizer:
         return optimization.adam_of(self, self.weight_decay)
 
-    @property
-    def _burn_in(self) -> int:
-        return self.net.representation.memory_length
-
     @functools.cached_property
     def buffer(self) -> replay.Replay:
-        return replay.Replay.of(self, self._burn_in + self.unroll_steps + self.n_steps + 1)
+        length = self.unroll_steps + self.n_steps + 1
+        return replay.Replay.of(self, length, burn_in=self.net.representation.memory_length)
 
     def init_params(self, key):
         return self.net.init(key)
@@ -131,7 +128,7 @@ class MuZero(planning.SearchAgent):
         `is_due` is equal on all devices.
         """
         # With fresh values only the policies of the unrolled steps are learnt.
-        end = self._burn_in + self.unroll_steps + 1 if self.fresh_values else -1
+        end = self.buffer.burn_in + self.unroll_steps + 1 if self.fresh_values else -1
 
         def search() -> planning.Extras:
             timestep = jax.tree.map(lambda x: x[:end], sample.rollout.timestep)
@@ -139,11 +136,11 @@ class MuZero(planning.SearchAgent):
             steps = latent.shape[0]
             mask = encoders.action_mask(timestep.observation)
             keys = jax.vmap(lambda key: jax.random.split(key, steps), out_axes=1)(sample.key)
-            rows = (latent, None if mask is None else mask[self._burn_in :], keys)
+            rows = (latent, None if mask is None else mask[self.buffer.burn_in :], keys)
             latent, mask, keys = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
             found, _ = self._plan(params, latent, mask, 0.0, keys)
             found = jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), found)
-            searched = slice(self._burn_in, self._burn_in + steps)
+            searched = slice(self.buffer.burn_in, self.buffer.burn_in + steps)
             return jax.tree.map(
                 lambda old, new: old.at[searched].set(new), sample.rollout.extras, found
             )
@@ -162,8 +159,8 @@ class MuZero(planning.SearchAgent):
     def loss(self, params, sample, context):
         """Returns the loss of `K` unrolled steps from the first state after the burn-in."""
         rollout = sample.rollout
-        timestep = jax.tree.map(lambda x: x[self._burn_in : -1], rollout.timestep)
-        extras = jax.tree.map(lambda x: x[self._burn_in :], rollout.extras)
+        timestep = jax.tree.map(lambda x: x[self.buffer.burn_in : -1], rollout.timestep)
+        extras = jax.tree.map(lambda x: x[self.buffer.burn_in :], rollout.extras)
         if self.fresh_values:
             latents = self._latents(
                 context.target, jax.tree.map(lambda x: x[:-1], rollout.timestep)
@@ -185,12 +182,12 @@ class MuZero(planning.SearchAgent):
         representation = self.net.representation
         core = representation.initial_core(timestep.reward.shape[1])
         return networks.unroll_after(
-            representation, params["representation"], core, timestep, self._burn_in
+            representation, params["representation"], core, timestep, self.buffer.burn_in
         )
 
     def _unrolled(self, params, rollout):
         """Returns the predictions of `K` steps from the first state of each sequence."""
-        begin = self._burn_in
+        begin = self.buffer.burn_in
         end = begin + 1 + (self.unroll_steps if self.consistency_cost else 0)
         seen = jax.tree.map(lambda x: x[:end], rollout.timestep)
         first, *observed = self._latents(params, seen)

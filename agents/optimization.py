@@ -61,9 +61,11 @@ class Optimizer:
     def of(cls, agent: options.Optimized, own: optax.GradientTransformation) -> "Optimizer":
         """Returns the optimizer that an agent's options ask for; `own` is that of the algorithm."""
         if callable(agent.optimizer):
-            # Optimizers of optax descend; `gradient_step` subtracts.
             descent = options.make(agent, "optimizer", learning_rate=1.0)
-            own = optax.chain(descent, optax.scale(-1.0))
+            # Optimizers of optax descend; `gradient_step` subtracts.
+            parts: dict[Any, Any] = {True: optax.chain(descent, optax.scale(-1.0)), False: own}
+            is_all = agent._is_weight is True
+            own = parts[True] if is_all else optax.partition(parts, agent._is_weight)
         return cls(own, agent.learning_rate, agent.anneal_steps, agent.max_grad_norm)
 
     @functools.cached_property
@@ -131,15 +133,15 @@ def annealed(
     return schedule(agent_steps.astype(jnp.float32))
 
 
-def adam_of(agent: options.Adam, weight_decay: float = 0.0, decayed: Any = True) -> Optimizer:
+def adam_of(agent: options.Adam, weight_decay: float = 0.0) -> Optimizer:
     """Returns Adam (Kingma and Ba, 2014, https://arxiv.org/abs/1412.6980) with an agent's options.
 
     Weight decay is decoupled (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017,
-    https://arxiv.org/abs/1711.05101), of the parameters `decayed`, a prefix of their tree of bools.
+    https://arxiv.org/abs/1711.05101).
     """
     adam = optax.scale_by_adam(eps=agent.adam_epsilon)
     if weight_decay:
-        adam = optax.chain(adam, optax.add_decayed_weights(weight_decay, decayed))
+        adam = optax.chain(adam, optax.add_decayed_weights(weight_decay, agent._is_weight))
     return Optimizer.of(agent, adam)
 
 

@@ -48,6 +48,17 @@ def count(default: int, least: int = 1, most: int = errors.INT32_MAX) -> Any:
     return dataclasses.field(default=default, metadata={_CHECK: require})
 
 
+def burn_in(default: int, learnt: int) -> Any:
+    """Returns a dataclass field for an int that leaves `learnt` steps of `sequence_length`."""
+
+    def require(agent: Any, name: str) -> None:
+        largest = agent.sequence_length - learnt
+        expected = f"an int from 0 to sequence_length - {learnt} = {largest}"
+        expect(agent, name, 0 <= getattr(agent, name) <= largest, expected)
+
+    return dataclasses.field(default=default, metadata={_CHECK: require})
+
+
 def number(default: float | None) -> Any:
     """Returns a dataclass field for a number that is finite in float32."""
     return _number_field(default, lambda x: True, "a finite number")
@@ -98,9 +109,9 @@ class Optimized:
 
     Attributes:
       spec: environment specification.
-      optimizer: replaces the agent's optimizer (Adam unless the agent names another one) and its
-        options: a function such as `optax.contrib.muon`, called with `learning_rate=1.0`, which
-        returns an optax transformation. None for the agent's own.
+      optimizer: replaces the agent's optimizer (Adam unless the agent names another one) of weights
+        and its options: a function such as `optax.contrib.muon`, called with `learning_rate=1.0`,
+        which returns an optax transformation. None for the agent's own.
       learning_rate: factor of the optimizer's steps.
       anneal_steps: agent steps, over all streams, in which the learning rate falls linearly to 0;
         None for a constant one.
@@ -123,6 +134,14 @@ class Optimized:
     reward_clip: float | None = positive(None)
 
     preprocess = functools.cached_property(preprocessing.of)
+
+    @property
+    def _is_weight(self) -> Any:
+        """Whether parameters are weights: a prefix of their tree, of bools, or a function to it.
+
+        Others (statistics, temperatures, multipliers) keep the agent's own optimizer, and no decay.
+        """
+        return True
 
     def __post_init__(self):
         check(self)

@@ -85,11 +85,6 @@ class SearchAgent(replay.ReplayAgent):
     def _search(self) -> tree_search.Search:
         return options.make(self, "search")
 
-    @property
-    def _burn_in(self) -> int:
-        """First steps of a sequence, which fill the stack of frames."""
-        return 0
-
     def actor_params(self, learner: optimization.Learner) -> ActorParams:
         """Returns the parameters, the statistics of the observations, and the temperature."""
         temperature = optimization.annealed(
@@ -107,7 +102,7 @@ class SearchAgent(replay.ReplayAgent):
         timestep = jax.tree.map(lambda x: x[:-1], timestep)
         target = returns.n_step(timestep, value, self.gamma, self.n_steps)
         error = jnp.where(returns.weights(timestep) > 0.0, jnp.abs(value[:-1] - target), -1.0)
-        return error[self._burn_in : self._burn_in + count]
+        return error[self.buffer.burn_in : self.buffer.burn_in + count]
 
 
 class Extras(NamedTuple):

@@ -122,19 +122,20 @@ class ActorCritic(inputs.NetworkAgent, options.Learning):
         options.expect(self, "popart_rate", has_head, "None with a network of one's own")
         return popart.init(params)
 
-    def _target_metrics(self, target: jax.Array, weight: jax.Array | None) -> dict[str, types.Mean]:
-        """Returns moments of value targets `[T, B]`, for logs and for PopArt."""
-        metrics = {"value/target": types.Mean.of(target, weight)}
-        if self.popart_rate is not None:
-            metrics["value/target_square"] = types.Mean.of(jnp.square(target), weight)
-        return metrics
+    @property
+    def _is_weight(self) -> Any:
+        return True if self.popart_rate is None else popart.is_weight
 
-    def _renormalized(self, params: types.PyTree, metrics: dict[str, types.Mean]) -> types.PyTree:
-        """Returns parameters of the network after an update, with new statistics of targets."""
+    def _renormalized(
+        self, params: types.PyTree, target: jax.Array, weight: jax.Array
+    ) -> types.PyTree:
+        """Returns parameters of the network whose statistics count the targets `[T, B]`.
+
+        They count before they are learnt from: the first ones are not in the unit of no targets.
+        """
         if self.popart_rate is None:
             return params
-        moments = metrics["value/target"], metrics["value/target_square"]
-        return popart.update(params, *moments, self.popart_rate)
+        return popart.update(params, target, weight, self.popart_rate)
 
     def init_memory(self, rollout: types.Rollout) -> Any:
         """Returns the running returns that normalise rewards; `()` without normalisation."""
@@ -185,8 +186,11 @@ class GeneralizedAdvantage(ActorCritic):
 
         log p = (log μ + n log π) / (n + 1)
 
-    Between both, as in Li, Wu and Shen, "A-3PO", 2025, https://arxiv.org/abs/2512.06547: around `π`
-    alone, each update would move as far again before any rollout shows the effect of the last.
+    This halfway policy, which is not normalised, is this project's choice by trials
+    (docs/notebook/tried.md). That of Hilton et al. is `π`, or one of averaged parameters: around
+    `π` alone, each update would move as far again before any rollout shows the effect of the last.
+    Li, Wu and Shen, "A-3PO", 2025, https://arxiv.org/abs/2512.06547, have its coefficient, but in
+    place of `π` the policy that learns, which saves the pass over the rollout.
 
     Attributes:
       gae_lambda: trace parameter of the advantages.

@@ -6,7 +6,7 @@ with generalised advantage estimation. Any action head, any network with or with
 The loss of a step, with the ratio `r = π(a|s) / p(a|s)` of the learning and the proximal policy,
 the importance weight `ρ` of `policy.GeneralizedAdvantage` (where the newest policy acted, it is the
 proximal one, and `ρ` is 1), the normalised advantage `A`, and the target `G`, the raw advantage
-plus the value before the update:
+plus the value before the update (of the parameters that acted, or with a core of the newest ones):
 
     -ρ min(r A, clip(r, 1 - clip_epsilon, 1 + clip_epsilon) A)
       + value_cost (v(s) - G)² / 2 - entropy_cost H(π(·|s))
@@ -80,7 +80,8 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         core, timestep = self.net.prepare(rollout.actor_state.core, timestep)
         inputs = learner.params, learner.update, core, timestep, rollout.extras
         extras, rho = self._proximal(*inputs)
-        batch, metrics = self._batch(learner.params, core, timestep, extras, rho)
+        params, batch, metrics = self._batch(learner.params, core, timestep, extras, rho)
+        train_state = learner.train_state._replace(params=params)
         context = optimization.Context(optimization.agent_steps(learner.update, rollout))
         learning_rate = self._optimizer.learning_rate_at(context.agent_steps)
         loss = functools.partial(self.loss, context=context)
@@ -93,10 +94,8 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
             return jax.lax.scan(minibatch_step, train_state, deal(epoch_key))
 
         epoch_keys = jax.random.split(key, self.epochs)
-        train_state, output = jax.lax.scan(epoch, learner.train_state, epoch_keys)
+        train_state, output = jax.lax.scan(epoch, train_state, epoch_keys)
         metrics = jax.tree.map(jnp.sum, metrics | output.metrics)
-        params = self._renormalized(train_state.params, metrics)
-        train_state = train_state._replace(params=params)
         normalizer = self.preprocess.update_statistics(learner.normalizer, rollout.timestep)
         normalizer, memory = self.preprocess.update_returns(
             normalizer, state.memory, rollout.timestep
@@ -111,8 +110,8 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         timestep: types.TimeStep,
         extras: policy.Extras,
         rho: jax.Array,
-    ) -> tuple[policy.Batch, dict[str, types.Mean]]:
-        """Returns the rollout with advantages and value targets, and metrics of them."""
+    ) -> tuple[types.PyTree, policy.Batch, dict[str, types.Mean]]:
+        """Returns parameters that know the targets, the rollout with them, and their metrics."""
         if self.net.is_recurrent:
             values = networks.unroll_in_parts(self.net, params, core, timestep, lambda x: x.value)
         else:  # acting computed all values but the last
@@ -122,8 +121,9 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         weight = returns.weights(timestep)
         metrics = {
             "value/mean": types.Mean.of(values[:-1], weight),
-            **self._target_metrics(target, weight),
+            "value/target": types.Mean.of(target, weight),
         }
+        params = self._renormalized(params, target, weight)
         if self.normalize_advantages:
             mean = parallel.global_mean(types.Mean.of(advantage, weight))
             square = jnp.square(advantage - mean)
@@ -132,7 +132,7 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         else:
             advantage /= popart.std(params)
         current = jax.tree.map(lambda x: x[:-1], timestep)
-        return policy.Batch(current, extras, advantage, target, weight, rho), metrics
+        return params, policy.Batch(current, extras, advantage, target, weight, rho), metrics
 
     def loss(
         self,
@@ -165,7 +165,7 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         policy_loss = returns.clipped_surrogate(log_ratio, batch.advantage, clip_epsilon)
         policy_loss *= batch.rho
         value_loss /= unit**2
-        kl = returns.kl_estimate(log_ratio)
+        kl = batch.rho * returns.kl_estimate(log_ratio)
         total = policy_loss + self.value_cost * value_loss - entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=batch.weight)
         clipped = jnp.abs(jnp.exp(log_ratio) - 1.0) > clip_epsilon

@@ -77,7 +77,8 @@ class R2D2(inputs.NetworkAgent, replay.ReplayAgent):
 
     network: Callable[..., networks.Network] = _RECURRENT
     sequence_length: int = options.count(40)
-    burn_in: int = 8
+    # Initial priorities need a step after the burn-in whose successor has a value from acting.
+    burn_in: int = options.burn_in(8, learnt=2)
     n_step: int = options.count(5)
     priority_mix: float = options.fraction(0.9)
     epsilon_base: float = options.fraction(0.4)
@@ -96,15 +97,11 @@ class R2D2(inputs.NetworkAgent, replay.ReplayAgent):
                 "R2D2 learns recurrent networks, and this one has no core: set "
                 "q_network.core = @cores.LSTM(), or use DQN"
             )
-        # Initial priorities need a step after the burn-in whose successor has a value from acting.
-        largest = self.sequence_length - 2
-        expected = f"an int from 0 to sequence_length - 2 = {largest}"
-        options.expect(self, "burn_in", 0 <= self.burn_in <= largest, expected)
 
     @functools.cached_property
     def buffer(self) -> replay.Replay:
-        learnt_states = self.sequence_length - self.burn_in
-        return replay.Replay.of(self, self.sequence_length, learnt_states)
+        length = self.sequence_length - self.burn_in
+        return replay.Replay.of(self, length, length, self.burn_in)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores, previous actions and epsilons of `B` streams."""

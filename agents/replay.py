@@ -78,7 +78,8 @@ class Replay:
 
     Attributes:
       capacity: `replay_capacity` of `ReplayAgent`, rounded down to whole rollouts.
-      sequence_length: `L`, transitions.
+      sequence_length: `L`, transitions, of which the first `burn_in` only give the later ones their
+        core or stack of frames.
       batch_size: see `ReplayAgent`, as `priority_exponent` and `replay_ratio`.
       min_size: `min_replay` of `ReplayAgent`.
       learnt_states: states of each sequence that are trained on.
@@ -91,18 +92,22 @@ class Replay:
     min_size: int = 1
     replay_ratio: float = 1.0
     learnt_states: int = 1
+    burn_in: int = 0
 
     @classmethod
-    def of(cls, agent: "ReplayAgent", sequence_length: int, learnt_states: int = 1) -> "Replay":
-        """Returns the replay that an agent's options ask for."""
+    def of(
+        cls, agent: "ReplayAgent", length: int, learnt_states: int = 1, burn_in: int = 0
+    ) -> "Replay":
+        """Returns the replay of an agent, of sequences of `length` after the burn-in."""
         return cls(
             capacity=agent.replay_capacity,
-            sequence_length=sequence_length,
+            sequence_length=burn_in + length,
             batch_size=agent.batch_size,
             priority_exponent=agent.priority_exponent,
             min_size=agent.min_replay,
             replay_ratio=agent.replay_ratio,
             learnt_states=learnt_states,
+            burn_in=burn_in,
         )
 
     def init(self, rollout: types.Rollout) -> Memory:
@@ -470,11 +475,11 @@ class ReplayAgent(options.Learning, options.Adam):
         """Returns an empty replay of this device's streams."""
         template, steps, buffer = self.stored(rollout), _steps(rollout), self.buffer
         if jax.tree.leaves(template.actor_state) and buffer.learnt_states < steps:
-            burn_in = buffer.sequence_length - buffer.learnt_states
+            least = buffer.burn_in + steps
             raise errors.UserError(
-                f"{type(self).__name__}.sequence_length: expected at least {burn_in + steps} with "
-                f"rollouts of {steps} steps and a burn-in of {burn_in}, so that every step is "
-                f"learnt from; got {buffer.sequence_length}"
+                f"{type(self).__name__}.sequence_length: expected at least {least} with rollouts "
+                f"of {steps} steps and a burn-in of {buffer.burn_in}, so that every step is learnt "
+                f"from; got {buffer.sequence_length}"
             )
         return buffer.init(template)
 

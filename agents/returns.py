@@ -235,6 +235,6 @@ def kl_estimate(log_ratio: jax.Array) -> jax.Array:
 
     Estimator `k3` of Schulman, "Approximating KL Divergence",
     http://joschu.net/blog/kl-approx.html. `log_ratio` is `log pi(a|s) - log mu(a|s)` of actions
-    that `mu` sampled.
+    that `mu` sampled; of actions of another policy, importance weights must multiply it.
     """
     return jnp.exp(log_ratio) - 1.0 - log_ratio

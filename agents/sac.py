@@ -92,7 +92,7 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
 
     network: Callable[..., sac_networks.SACNetwork] = sac_networks.sac_network
     sequence_length: int = options.count(1)
-    burn_in: int = 0
+    burn_in: int = options.burn_in(0, learnt=1)
     initial_temperature: float = options.positive(1.0)
     target_entropy: float | None = options.number(None)
     random_steps: int = options.count(0, least=0)
@@ -122,9 +122,6 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
         fits = self.net.is_recurrent or self.sequence_length == 1
         expected = "1, because the network has no core (set sac_network.core = @cores.GRU())"
         options.expect(self, "sequence_length", fits, expected)
-        largest = self.sequence_length - 1
-        expected = f"an int from 0 to sequence_length - 1 = {largest}"
-        options.expect(self, "burn_in", 0 <= self.burn_in <= largest, expected)
 
     @functools.cached_property
     def action_head(self) -> sac_networks.SACHead:
@@ -140,10 +137,13 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
             return self.action_head.default_target_entropy
         return self.target_entropy
 
+    @property
+    def _is_weight(self) -> sac_networks.Params:
+        return sac_networks.Params._make((True, True, False))  # all but the temperature
+
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        of_parts = sac_networks.Params._make  # policy, critic, temperature
-        optimizer = optimization.adam_of(self, self.weight_decay, of_parts((True, True, False)))
+        optimizer = optimization.adam_of(self, self.weight_decay)
         if self.policy_period == 1:
             return optimizer
         every, period = optimizer.transformation, self.policy_period
@@ -159,18 +159,14 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
             return updates, state._replace(step=state.step % period)
 
         parts: dict[Any, Any] = {"every": every, "period": masked._replace(update=update)}
-        labels = of_parts(("period", "every", "period"))
+        labels = sac_networks.Params._make(("period", "every", "period"))
         return dataclasses.replace(optimizer, transformation=optax.partition(parts, labels))
 
     @functools.cached_property
     def buffer(self) -> replay.Replay:
-        learnt_states = self.sequence_length - self.burn_in
-        return replay.Replay.of(self, self._num_earlier + learnt_states, learnt_states)
-
-    @property
-    def _num_earlier(self) -> int:
-        """Steps of a sequence before its first transition: frames of a stack, or the burn-in."""
-        return self.burn_in if self.net.is_recurrent else self.net.memory_length or 0
+        length = self.sequence_length - self.burn_in
+        burn_in = self.burn_in if self.net.is_recurrent else self.net.memory_length or 0
+        return replay.Replay.of(self, length, length, burn_in)
 
     def init_params(self, key):
         return self.net.init(key, math.log(self.initial_temperature))
@@ -217,8 +213,8 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
 
     def loss(self, params, sample, context):
         """Returns the losses of the critics, the policy and alpha, of `R` transitions."""
-        timestep = _transitions(sample.rollout.timestep, self._num_earlier)
-        action = sample.rollout.action[self._num_earlier :]
+        timestep = _transitions(sample.rollout.timestep, self.buffer.burn_in)
+        action = sample.rollout.action[self.buffer.burn_in :]
         action = action.reshape(-1, *action.shape[2:])  # [R, ...]
         input_tm1, input_t = self._policy_inputs(params.critic, timestep, sample)
         frozen, input_t = jax.lax.stop_gradient((params, input_t))
@@ -279,7 +275,9 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
     def _observations(self, critic, sample, shift_keys) -> types.PyTree:
         """Returns the inputs `[U + 1, N, ...]` of the encoder, or the outputs of the core."""
         network, params = self.net.memory, critic.get("encoder", {})
-        after = functools.partial(networks.unroll_after, network, params, burn_in=self._num_earlier)
+        after = functools.partial(
+            networks.unroll_after, network, params, burn_in=self.buffer.burn_in
+        )
         shift = jax.vmap(lambda x, key: preprocessing.random_shifts(x, self.random_shift, key))
         timestep = self._rollout_inputs(sample.rollout)
         shape = timestep.reward.shape

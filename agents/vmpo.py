@@ -76,6 +76,13 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
     epsilon_std: float = options.positive(5e-5, most=1e3)
 
     @property
+    def _is_weight(self) -> Any:
+        of_network = super()._is_weight
+        if of_network is True:
+            return Params._make((True, False, False))
+        return lambda params: Params._make((of_network(params.network), False, False))
+
+    @property
     def _bounds(self) -> dict[str, float]:
         """The bound of each divergence of the action head, by the ending of its metrics."""
         if isinstance(self.action_head, heads.Gaussian):
@@ -116,6 +123,9 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
         inputs = learner.target, learner.update, core, timestep, rollout.extras
         extras, rho = self._proximal(*inputs)
         batch = policy.Batch(current, extras, advantage, target, weight, rho)
+        network = self._renormalized(learner.params.network, target, weight)
+        params = learner.params._replace(network=network)
+        learner = learner._replace(train_state=learner.train_state._replace(params=params))
         learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
         deal = minibatches.dealer(self.net, batch, core, self.num_minibatches)
 
@@ -132,10 +142,6 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
 
         learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.epochs))
         metrics = jax.tree.map(jnp.sum, metrics)
-        params = learner.params._replace(
-            network=self._renormalized(learner.params.network, metrics)
-        )
-        learner = learner._replace(train_state=learner.train_state._replace(params=params))
         return types.AgentState(learner.observe(rollout, self.preprocess), ()), metrics
 
     def loss(
@@ -162,7 +168,7 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
             "policy/rho": mean(batch.rho),
             "policy/temperature": types.Mean.of(temperature),
             "value/mean": mean(output.value),
-            **self._target_metrics(batch.target, batch.weight),
+            "value/target": mean(batch.target),
         }
         divergences = head.kl(target_output.policy, output.policy, mask)
         multipliers = jnp.exp(params.log_multipliers)

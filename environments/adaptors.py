@@ -168,16 +168,16 @@ def options_of(
         ) from error
 
 
-def optional_import(module: str, user: str, extra: str | None = None) -> python_types.ModuleType:
-    """Imports a module of an optional package; by default the extra has the package's name.
+def optional_import(module: str, user: str, name: str | None = None) -> python_types.ModuleType:
+    """Imports a module of an optional package, which pip calls `name`: by default as Python does.
 
     Raises:
       errors.UserError: the package is not installed.
     """
     package = module.partition(".")[0]
     if importlib.util.find_spec(package) is None:
-        extra = extra or package
-        raise errors.UserError(f"{user} needs the extra '{extra}': pip install '.[{extra}]'")
+        name = name or package
+        raise errors.UserError(f"{user} needs the package {name}: pip install {name}")
     return importlib.import_module(module)
 
 

@@ -105,11 +105,11 @@ class Brax(adaptors.Adaptor):
             return {}
         # The model has the fields of MuJoCo's, too, of which brax's own physics read the geometry.
         is_mujoco = inner._backend == "mjx"
-        own = set(type(inner.sys).__annotations__)
+        fields = set(type(inner.sys).__annotations__)
         return {
             name: value
             for name, value in adaptors.parameters_of(inner.sys).items()
-            if name.startswith("geom_") or (name.partition(".")[0] in own) != is_mujoco
+            if name.startswith("geom_") or (name.partition(".")[0] in fields) != is_mujoco
         }
 
     def with_parameters(self, values: Mapping[str, jax.Array]) -> "Brax":

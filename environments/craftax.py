@@ -121,7 +121,7 @@ class Craftax(adaptors.Adaptor):
     def _achievements(self) -> dict[str, int]:
         """Index of each achievement in Craftax's state, by the name of its metric."""
         achievements = self._module("constants").Achievement
-        return {f"achievement/{each.name.lower()}": each.value for each in achievements}
+        return {f"achievement/{entry.name.lower()}": entry.value for entry in achievements}
 
     def _metrics(self, inner: Any) -> dict[str, jax.Array]:
         """Returns the metrics of the episode so far: 1 for each achievement, and their number."""

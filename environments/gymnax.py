@@ -77,12 +77,12 @@ class Gymnax(adaptors.Adaptor):
         registration = adaptors.optional_import("gymnax.registration", f"environment '{name}'")
         errors.require_known("gymnax has no environment", name, registration.registered_envs)
         parameters = inspect.signature(registration._registry[name]).parameters.values()
-        arguments = {at.name for at in parameters if at.kind is at.POSITIONAL_OR_KEYWORD}
-        given = {key: value for key, value in options.items() if key in arguments}
+        arguments = {x.name for x in parameters if x.kind is x.POSITIONAL_OR_KEYWORD}
+        keywords = {key: value for key, value in options.items() if key in arguments}
         with adaptors.options_of(f"gymnax's {name}", options):
-            inner, params = registration.make(name, **given)  # MNIST is downloaded
+            inner, params = registration.make(name, **keywords)  # MNIST is downloaded
         known = arguments | {field.name for field in dataclasses.fields(params)}
-        rest = {key: value for key, value in options.items() if key not in given}
+        rest = {key: value for key, value in options.items() if key not in keywords}
         with adaptors.options_of(f"gymnax's {name}", options, known):
             params = dataclasses.replace(params, **rest)
             errors.require_types(params)
@@ -102,5 +102,5 @@ def _action_spec(space: Any) -> specs.BoundedArray:
     """Converts a gymnax action space."""
     if hasattr(space, "n"):
         return specs.DiscreteArray(int(space.n), name="action")
-    low, high = (np.full(space.shape, at, np.float32) for at in (space.low, space.high))
+    low, high = (np.full(space.shape, bound, np.float32) for bound in (space.low, space.high))
     return specs.BoundedArray(space.shape, np.float32, low, high, name="action")

@@ -89,7 +89,7 @@ class Jumanji(adaptors.Adaptor):
     def render(self, state: adaptors.CountedState) -> np.ndarray:
         """Returns a picture of one state, uint8 `[height, width, 3]`, by Jumanji's viewer."""
         game = self._built[0]
-        viewers = (getattr(game, at, None) for at in ("_viewer", "_env_viewer", "viewer"))
+        viewers = (getattr(game, name, None) for name in ("_viewer", "_env_viewer", "viewer"))
         viewer = next((v for v in viewers if v is not None), None)
         if viewer is None:
             raise errors.UserError(f"{self.name} has no viewer: it cannot be rendered")
@@ -159,7 +159,7 @@ def _children(spec: Any) -> dict[str, Any]:
     """Returns the parts of a nested Jumanji spec, by field; none for an array."""
     from jumanji import specs as jumanji_specs  # noqa: PLC0415
 
-    return {key: at for key, at in vars(spec).items() if isinstance(at, jumanji_specs.Spec)}
+    return {key: part for key, part in vars(spec).items() if isinstance(part, jumanji_specs.Spec)}
 
 
 def _observation_spec(spec: Any, name: str = "observation") -> types.PyTree:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracers import agent as agent_lib
-from podracers import anakin, contract, environment, errors, parallel, trees, types
+from podracers import anakin, contract, environment, errors, leaks, parallel, trees, types
 
 _MAX_UPDATES = 100
 _ROUNDING = 1e-6  # relative
@@ -85,6 +85,8 @@ def check_agent(
         runners = [
             anakin.Anakin(agent, _RandomEnds(task), *sizes, num_devices=count) for count in (1, 2)
         ]
+        with leaks.refused(agent):  # before minutes of compilation; the runner reuses the trace
+            runners[0].trace(0)
         states = [runner.init(0) for runner in runners]
         before = one = _floats(states[0].learner)
         size = sum(leaf.size for leaf in before.values())

@@ -7,6 +7,7 @@ devices, each with its own streams, and gradients are combined in each gradient 
 Axis legend: `P` population (absent where it is 1), `B` streams, `D` devices.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracers import agent as agent_lib
+from podracers import device_memory, errors, keys, metrics, parallel, types, unroll
 from podracers import environment as environment_lib
-from podracers import errors, keys, metrics, parallel, types, unroll
 from podracers import population as population_lib
 from podracers import precision as precision_lib
 
@@ -34,7 +35,7 @@ class AnakinState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Anakin:
+class Anakin(contextlib.AbstractContextManager["Anakin"]):
     """Runs an agent on a JAX environment.
 
     Attributes:
@@ -124,7 +125,7 @@ class Anakin:
         try:
             shapes = jax.eval_shape(lambda: self.init(seed))
             state = parallel.placed(shapes, self.mesh, self._layout)
-            return self._step.trace(state, jax.ShapeDtypeStruct((), jnp.int32))
+            return self._step.trace(state, np.int32(1), self._no_updates)
         except TypeError as error:  # also the base of JAX's own tracing errors
             if not self.population_values:
                 raise
@@ -144,20 +145,27 @@ class Anakin:
         return [
             f"Anakin on {len(devices)} x {devices[0].device_kind}: {self.num_envs} environments x "
             f"{self.rollout_length} steps = {self.steps_per_update} agent steps an update{members}",
-            *parallel.memory_usage(self, devices),
+            *device_memory.usage(self, devices),
         ]
 
     def init(self, seed: int) -> AnakinState:
         return self._init(np.int32(seed))
 
-    def step(self, state: AnakinState, num_updates: int) -> tuple[AnakinState, metrics.Report]:
-        return self._step(state, np.int32(num_updates))
+    def step(
+        self, state: AnakinState, num_updates: int, report: metrics.Report | None = None
+    ) -> tuple[AnakinState, metrics.Report]:
+        # From the host, so that no placement of the report on devices compiles another program.
+        begun = self._no_updates if report is None else jax.device_get(report)
+        return self._step(state, np.int32(num_updates), begun)
 
     def actor_params(self, state: AnakinState) -> types.PyTree:
         def member(learner, values):
             return population_lib.with_options(self.agent, values).actor_params(learner)
 
         return self._per_member(member)(state.learner, self._values)
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Does nothing: the state belongs to the caller."""
@@ -188,9 +196,17 @@ class Anakin:
 
     @functools.cached_property
     def _step(self):
-        function = self.precision.tracing()(self._step_shard)
+        function, whole = self.precision.tracing()(self._step_shard), jax.sharding.PartitionSpec()
+        layout = self._layout, whole
+        return parallel.mapped(function, self.mesh, (*layout, whole), layout, donate_argnums=(0,))
+
+    @functools.cached_property
+    def _no_updates(self) -> metrics.Report:
+        """The report of no update, on the host."""
         layout = self._layout, jax.sharding.PartitionSpec()
-        return parallel.mapped(function, self.mesh, layout, layout, donate_argnums=(0,))
+        function = self.precision.tracing()(self._one_update)
+        mapped = parallel.mapped(function, self.mesh, (self._layout,), layout)
+        return metrics.empty(jax.eval_shape(mapped, jax.eval_shape(lambda: self.init(0)))[1])
 
     def _init_shard(self, seed: jax.Array) -> AnakinState:
         """Initialises this device's part of the state."""
@@ -218,18 +234,22 @@ class Anakin:
             learner, memory, streams = jax.lax.map(lambda x: member(*x), (key, self._values))
         return AnakinState(learner, memory, streams, key, jnp.zeros((), jnp.int32))
 
-    def _step_shard(self, state: AnakinState, num_updates: jax.Array):
-        update = jax.jit(self._update, inline=True)  # one trace for the shapes and the loop
-
+    def _step_shard(self, state: AnakinState, num_updates: jax.Array, report: metrics.Report):
         def body(_, carry):
             state, report = carry
-            state, latest = update(state)
+            state, latest = self._one_update(state)
+            # Summed in the order of updates, so that a report does not depend on dispatches.
+            latest = latest._replace(means=parallel.global_sum(latest.means))
             return state, metrics.merge(report, latest)
 
-        _, shapes = jax.eval_shape(update, state)
         # The trip count is traced, so that any number of updates runs the same program.
-        state, report = jax.lax.fori_loop(0, num_updates, body, (state, metrics.empty(shapes)))
-        return state, metrics.sum_over_devices(report)
+        state, report = jax.lax.fori_loop(0, num_updates, body, (state, report))
+        return state, metrics.Report(report.means, *jax.lax.pmin(report[1:], parallel.AXIS))
+
+    # Jitted within larger programs: one trace for the shapes of its report and the loop.
+    @functools.cached_property
+    def _one_update(self):
+        return jax.jit(self._update, inline=True)
 
     def _update(self, state: AnakinState) -> tuple[AnakinState, metrics.Report]:
         """Takes one update of every member on this device."""

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from podracers import environment, errors, parallel, precision, trees, types, video
+from podracers import environment, errors, leaks, parallel, precision, trees, types, video
 
 _NUM_STREAMS = 8
 
@@ -56,6 +56,9 @@ def environment_faults(
         0, no episode is played.
       again: another instance of the environment, which has to be equal; None for `candidate`.
       stage: called with the name of each stage, for the context in which it runs.
+
+    Raises:
+      errors.UserError: the environment keeps an array that JAX traced (see `leaks.refused`).
     """
     if faults := static_faults(candidate):
         return faults
@@ -70,7 +73,7 @@ def environment_faults(
         name = f"{num_steps} random steps of {_NUM_STREAMS} streams, compiled"
         stages[name] = lambda: _rollout_faults(candidate, num_steps)
     for name, faults_of in stages.items():
-        with stage(name):
+        with stage(name), leaks.refused(candidate):
             if faults := faults_of():
                 return faults
     return []
@@ -193,13 +196,13 @@ def _trace_faults(candidate: environment.Environment) -> list[str]:
         return [fault]
     timestep = candidate.spec.timesteps()
     return [
-        f"{where}: {each}"
-        for where, found, expected in (
+        f"{where}: {difference}"
+        for where, output, expected in (
             ("reset", reset[1], timestep),
             ("step", step[1], timestep),
             ("the state of step differs from that of reset", step[0], reset[0]),
         )
-        for each in trees.differences(*map(trees.structure, (found, expected)))
+        for difference in trees.differences(*map(trees.structure, (output, expected)))
     ]
 
 
@@ -223,11 +226,11 @@ def _pair_fault(name: str, maker: str, output: Any) -> str | None:
     """Returns the fault of an output that is no pair of a state and a time step."""
     if isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], types.TimeStep):
         return None
-    found, library = type(output).__name__, ""
+    kinds, library = type(output).__name__, ""
     if type(output) is tuple:
-        found = f"({', '.join(type(each).__name__ for each in output)})"
+        kinds = f"({', '.join(type(part).__name__ for part in output)})"
         library = {4: " as Gym's step does,", 5: " as Gymnasium's step does,"}.get(len(output), "")
-    return f"{name} returned {found},{library} expected (state, TimeStep): see types.{maker}"
+    return f"{name} returned {kinds},{library} expected (state, TimeStep): see types.{maker}"
 
 
 def _render_faults(candidate: environment.Environment) -> list[str]:

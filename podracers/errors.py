@@ -171,6 +171,8 @@ def one_line(error: BaseException) -> str:
 
 def located(error: BaseException) -> str:
     """Returns `one_line(error)` after the file, line and function of `innermost_frame`."""
+    if isinstance(error.__cause__, StopIteration):  # which a generator replaces
+        error = error.__cause__
     frame = innermost_frame(error)
     place = f"{frame.filename}:{frame.lineno} in {frame.name}: " if frame else ""
     return place + one_line(error)

@@ -94,6 +94,11 @@ class Evaluation(NamedTuple):
         """The mean return over all episodes and members, by which checkpoints are ranked."""
         return float(np.mean(self.episodes.returns))
 
+    @property
+    def num_steps(self) -> int:
+        """Agent steps of all episodes."""
+        return sum(int(np.sum(each.lengths)) for each in self.by_prefix().values())
+
     def by_prefix(self) -> dict[str, Episodes]:
         """Returns both by the prefix of the names of their metrics."""
         return {"": self.episodes} | ({} if self.greedy is None else {"greedy_": self.greedy})

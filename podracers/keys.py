@@ -8,7 +8,16 @@ Axis legend: `B` streams.
 
 import jax
 
+_SETTINGS = (
+    *("jax_default_prng_impl", "jax_threefry_partitionable", "jax_random_seed_offset"),
+    "jax_high_dynamic_range_gumbel",  # sampling of categories
+)
 _STREAMS, _LEARNER, _RUN, _RESTART = range(4)
+
+
+def generator() -> dict[str, bool | int | str]:
+    """Returns the settings of JAX that decide the random numbers of every key."""
+    return {name: getattr(jax.config, name) for name in _SETTINGS}
 
 
 def learner(key: jax.Array) -> jax.Array:

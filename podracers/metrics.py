@@ -4,8 +4,8 @@ Axis legend: `P` population (absent where it is 1), `B` streams.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,21 @@ class Report(NamedTuple):
     means: dict[str, types.Mean]
     first_nonfinite: dict[str, jax.Array]  # int32: the first update whose metric was not finite
     first_fault: jax.Array  # int32 [R]: the first update whose rollout had each of `FAULTS`
+
+    def record(self) -> dict[str, Any]:
+        """Returns the report as JSON can hold it."""
+        return jax.tree.map(lambda x: np.asarray(x).tolist(), self._asdict())
+
+    @classmethod
+    def recorded(cls, record: Mapping[str, Any]) -> "Report":
+        """Returns the report of a `record`, bit for bit."""
+        array: Any = np.asarray
+        means = {
+            name: types.Mean(array(total, np.float32), array(count, np.float32))
+            for name, (total, count) in record["means"].items()
+        }
+        first = {name: array(x, np.int32) for name, x in record["first_nonfinite"].items()}
+        return cls(means, first, array(record["first_fault"], np.int32))
 
 
 class Diagnostics(NamedTuple):
@@ -55,10 +70,10 @@ def of_update(means: dict[str, types.Mean], timestep: types.TimeStep, update: ja
 
 
 def empty(shapes: Report) -> Report:
-    """Returns the report of no update, for metrics of these names and shapes."""
+    """Returns the report of no update, on the host, for metrics of these names and shapes."""
     means, *firsts = shapes
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), means)
-    never = jax.tree.map(lambda x: jnp.full(x.shape, NEVER, jnp.int32), firsts)
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), means)
+    never = jax.tree.map(lambda x: np.full(x.shape, NEVER, np.int32), firsts)
     return Report(zeros, *never)
 
 

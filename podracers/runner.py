@@ -1,5 +1,6 @@
 """The Runner protocol: acting, stepping environments and updating, independent of the algorithm."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -10,8 +11,11 @@ from podracers import metrics, types
 
 
 @runtime_checkable
-class Runner(Protocol):
-    """Frozen dataclass of static configuration, built with `agent=` and `environment=`."""
+class Runner(contextlib.AbstractContextManager["Runner"], Protocol):
+    """Frozen dataclass of static configuration, built with `agent=` and `environment=`.
+
+    The end of its context closes it.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -49,10 +53,19 @@ class Runner(Protocol):
     def init(self, seed: int) -> Any:
         """Returns the pytree of arrays that a checkpoint holds; member `p` is seeded `seed + p`."""
 
-    def step(self, state: Any, num_updates: int) -> tuple[Any, metrics.Report]:
+    def step(
+        self, state: Any, num_updates: int, report: metrics.Report | None = None
+    ) -> tuple[Any, metrics.Report]:
         """Runs `num_updates` updates, each of one rollout from every stream and one `Agent.update`.
 
-        `state` is donated. The report may still be computed on the device when the call returns.
+        Args:
+          state: the state before the updates; it is donated.
+          num_updates: a number of updates.
+          report: that of the updates before, to which these are added one by one, so that any split
+            into calls gives the same bits; None to begin a report.
+
+        Returns:
+          The state after the updates, and the report, which the device may still compute.
         """
 
     def actor_params(self, state: Any) -> types.PyTree:

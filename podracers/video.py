@@ -56,14 +56,21 @@ def picture(environment: Any, image: Any) -> np.ndarray:
     )
 
 
+def require_gif(path: str | pathlib.Path) -> None:
+    """Raises a `UserError` unless the name of a video ends with `.gif`."""
+    if pathlib.Path(path).suffix.lower() != ".gif":
+        raise errors.UserError(f"a video is an animated GIF: expected a name in .gif, got '{path}'")
+
+
 def save(
     frames: Sequence[np.ndarray], path: str | pathlib.Path, frames_per_second: float = 12.0
 ) -> None:
     """Writes frames, uint8 `[height, width, 3]`, as a GIF that loops, and pauses on the last one.
 
     Raises:
-      errors.UserError: the file cannot be written.
+      errors.UserError: the name has another ending, or the file cannot be written.
     """
+    require_gif(path)
     first, *rest = (Image.fromarray(frame) for frame in frames)
     durations = [round(1000.0 / frames_per_second)] * len(rest) + [1000]  # milliseconds
     options = {"append_images": rest, "duration": durations, "loop": 0, "format": "GIF"}

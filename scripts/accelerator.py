@@ -1,4 +1,4 @@
-"""Measures the device of this machine in ten minutes: python scripts/accelerator.py [PIECE ...].
+"""Measures the device of this machine in ten minutes: podracers-accelerator [PIECE ...].
 
 Runs the benchmarks `device_PIECE` (scripts/benchmark.py), each in its own process: agreement of
 both runners and the CPU; Anakin by batch on Catch, CartPole, Snake and Breakout; Sebulba on Pong
@@ -9,6 +9,7 @@ Exit code 1: a piece failed, or an agent did not learn.
 """
 
 import argparse
+import functools
 import pathlib
 import signal
 import subprocess
@@ -38,8 +39,11 @@ def _parse() -> argparse.Namespace:
 def main() -> int:
     """Measures the missing pieces and writes them."""
     options, start = _parse(), time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the piece
     file: pathlib.Path = options.json
     record = records.read(file) if file.exists() else None
+    with errors.file_errors(f"write '{file}'"):
+        file.parent.mkdir(parents=True, exist_ok=True)
     failed, left = [], []
     for name in options.names or device.PIECES:
         if record and not options.names and f"device_{name}" in record.results:
@@ -56,7 +60,6 @@ def main() -> int:
             failed.append(name)
             continue
         record = device.merge(record, part, file)
-        file.parent.mkdir(parents=True, exist_ok=True)
         record.write(file)
         title = f"# Measurements of {record.provenance['device']}, by `make accelerator`\n\n"
         section = record.section(file.stem, file.name)
@@ -81,6 +84,7 @@ def _measure(name: str, seconds: float) -> records.Record:
         return records.read(file)
 
 
+command = functools.partial(command_line.run, main)
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the piece
-    command_line.run(main)
+    command()

@@ -1,4 +1,4 @@
-"""Measures speed: python scripts/benchmark.py [NAME ...] [--repeats N] [--json FILE].
+"""Measures speed: podracers-benchmark [NAME ...] [--repeats N] [--json FILE].
 
 Rates are warm, in agent steps per second, without compilation, printed as the median and range of
 several repeats. Programs are measured alternately, and ratios are those of neighbours.
@@ -16,6 +16,7 @@ from podracers.commands import command_line
 from podracers.scripts.benchmarks import (
     agent_speed,
     device,
+    entered,
     peers,
     ppo_speed,
     records,
@@ -29,10 +30,10 @@ GROUPS = {
     "tpu": tuple(f"tpu_{agent}" for agent in tpu_estimates.EXPERIMENTS),
     "device": tuple(f"device_{piece}" for piece in device.PIECES),
 }
-_OTHERS = ("catch", "sebulba_impala", "lpg", "costs", "cores", "peers")
+_OTHERS = ("catch", "sebulba_impala", "lpg", "costs", "cores", "peers", "entered")
 NAMES = (*_OTHERS, *(name for own in GROUPS.values() for name in own))
 # Only where they are named: they are long, or require more packages.
-_NAMED = ("costs", "cores", "peers", *GROUPS["tpu"], *GROUPS["device"])
+_NAMED = ("costs", "cores", "peers", "entered", *GROUPS["tpu"], *GROUPS["device"])
 
 
 def _measure(name: str, o: argparse.Namespace) -> records.Result:
@@ -43,6 +44,7 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
         "costs": lambda: tpu_estimates.benchmark_costs(o.devices, o.price[0], o.price[1], o.libtpu),
         "cores": lambda: tpu_estimates.benchmark_cores(o.repeats, o.libtpu),
         "peers": lambda: peers.benchmark(o.peers, o.repeats),
+        "entered": entered.benchmark,
         "lpg": lambda: agent_speed.benchmark_lpg(*own),
         "catch": lambda: ppo_speed.benchmark_batches(name, o.repeats, ppo_speed.BATCHES),
         "sebulba_impala": lambda: sebulba_speed.benchmark_learning(*own),
@@ -70,22 +72,23 @@ def main() -> int:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"of {', '.join(names)}; default: all but tpu, device, costs, cores and peers",
+        help=f"of {', '.join(names)}; default: all but tpu, device, {', '.join(_NAMED[:4])}",
     )
     add("--repeats", type=command_line.count, default=7)
-    add("--json", type=pathlib.Path, metavar="FILE")
-    chips = {"default": (1,), "metavar": "N", "help": "tpu, costs: numbers of chips (default: 1)"}
-    add("--devices", type=command_line.count, nargs="+", **chips)
+    add("--json", type=command_line.output_file, metavar="FILE")
+    several, chips = command_line.SEVERAL, "tpu, costs: numbers of chips (default: 1)"
+    add("--devices", type=command_line.count, **several, metavar="N", help=chips)
     price = "costs: list price of a chip-hour, and its date, such as 1.2@2025-06"
     add("--price", type=_price, metavar="DOLLARS@DATE", help=price)
-    more = {"action": "append", "default": [], "metavar": "'NAME = VALUE'"}
-    add("--gin_bindings", **more, help="of the experiment of replay, lpg, tpu, ...")
+    bindings = "of the experiment of replay, lpg, tpu, ..."
+    add("--gin_bindings", **several, metavar="'NAME = VALUE'", help=bindings)
     install = "pip install --no-deps --target DIR libtpu==..."
     compiler = f"tpu, costs, cores: folder of the TPU compiler ({install})"
     add("--libtpu", type=pathlib.Path, metavar="DIR", help=compiler)
     prepared = "peers: folder that scripts/prepare_peers.sh made (default: build/peers)"
     add("--peers", type=pathlib.Path, metavar="DIR", default="build/peers", help=prepared)
     options = parser.parse_args()
+    options.devices = options.devices or [1]
     for name in options.names:
         errors.require_known("no benchmark", name, names)
     if "costs" in options.names and not options.price:

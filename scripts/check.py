@@ -1,4 +1,4 @@
-"""Checks an environment or an agent: python scripts/check.py NAME."""
+"""Checks an environment or an agent: podracers-check NAME."""
 
 from podracers.commands import check
 

@@ -1,6 +1,6 @@
 r"""Compares runners on one experiment, over seeds: curves by step and by second, and speed.
 
-  python scripts/compare.py --gin_file gin/experiments/snake_ppo.gin \
+  podracers-compare --gin_file gin/experiments/snake_ppo.gin \
       --runners anakin sebulba --seeds 3
 
 trains every runner with every seed (`scripts/train.py`, each in its own process), then
@@ -58,10 +58,10 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__)
-    add, several = parser.add_argument, {"action": "append", "default": []}
-    add("--gin_file", action="append", required=True, metavar="PATH")
+    add, several = parser.add_argument, command_line.SEVERAL
+    add("--gin_file", **several, required=True, metavar="PATH")
     add("--gin_bindings", **several, metavar="'NAME = VALUE'")
-    add("--runners", nargs="+", required=True, metavar="[LABEL=]NAME")
+    add("--runners", **several, required=True, metavar="[LABEL=]NAME")
     add("--runner_gin", **several, metavar="LABEL:PATH")
     add("--runner_bindings", **several, metavar="'LABEL:NAME = VALUE'")
     add("--seeds", type=command_line.count, default=3, help="number of seeds (default: 3)")

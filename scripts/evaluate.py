@@ -1,4 +1,4 @@
-"""Evaluates a run: python scripts/evaluate.py --run_dir DIR [--episodes N] [--video FILE.gif]."""
+"""Evaluates a run: podracers-evaluate --run_dir DIR [--episodes N] [--video FILE.gif]."""
 
 from podracers.commands import evaluate
 

@@ -1,4 +1,4 @@
-"""Evaluates rules of LPG: python scripts/evaluate_rule.py --run_dir DIR [DIR ...] [--json FILE].
+"""Evaluates rules of LPG: podracers-evaluate-rule --run_dir DIR [DIR ...] [--json FILE].
 
 Agents learn by the rules in the tasks of meta-training, or in those of --gin_file. Results are
 shares of the exact optimum of each task, in each tenth of a lifetime; the table has the last one.
@@ -14,7 +14,7 @@ learner has the same tasks.
 """
 
 import argparse
-import pathlib
+import functools
 import shlex
 import sys
 
@@ -53,17 +53,20 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__)
-    add, several = parser.add_argument, {"nargs": "+", "action": "extend"}
+    add, several = parser.add_argument, command_line.SEVERAL
     add("--run_dir", **several, required=True, metavar="DIR", help="runs of LPG")
     file = "an experiment with tasks, or several (default: that of the first run)"
-    add("--gin_file", action="append", default=[], metavar="PATH", help=file)
-    add("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
+    add("--gin_file", **several, metavar="PATH", help=file)
+    add("--gin_bindings", **several, metavar="'NAME = VALUE'")
     lifetimes = "of each rule and experiment (%(default)s)"
     add("--lifetimes", type=command_line.count, default=64, metavar="N", help=lifetimes)
-    add("--save", metavar="RULE.npz", help="write the rule to a file, without evaluation")
-    add("--json", type=pathlib.Path, metavar="FILE", help="write results")
+    file, save = command_line.output_file, "write the rule to a file, without evaluation"
+    add("--save", type=file, metavar="RULE.npz", help=save)
+    add("--json", type=file, metavar="FILE", help="write results")
     return parser.parse_args()
 
 
+command = functools.partial(command_line.run, main)
+
 if __name__ == "__main__":
-    command_line.run(main)
+    command()

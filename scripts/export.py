@@ -1,4 +1,4 @@
-"""Exports a run's policy: python scripts/export.py --run_dir DIR --out FILE."""
+"""Exports a run's policy: podracers-export --run_dir DIR --out FILE."""
 
 from podracers.commands import export
 

@@ -1,4 +1,4 @@
-"""Plots learning curves: python scripts/plot.py --run_dir DIR [DIR ...] --out FILE.png.
+"""Plots learning curves: podracers-plot --run_dir DIR [DIR ...] --out FILE.png.
 
 Runs that differ only in the seed become one curve: the mean over seeds, from three seeds on with
 Student's 95% interval (shaded; of more than four curves, bars at the last point). A run of a
@@ -19,9 +19,10 @@ from podracers.scripts.results import curves, plotting
 def main() -> None:
     """Parses the command line and writes the picture."""
     parser = command_line.Parser(description=__doc__)
-    parser.add_argument("--run_dir", action="extend", nargs="+", required=True, metavar="DIR")
+    parser.add_argument("--run_dir", **command_line.SEVERAL, required=True, metavar="DIR")
     parser.add_argument("--metric", default="episode/return")
-    parser.add_argument("--out", required=True, metavar="FILE.png")
+    file = command_line.output_file
+    parser.add_argument("--out", type=file, required=True, metavar="FILE.png")
     options = parser.parse_args()
     runs = [run for path in curves.find(options.run_dir) for run in curves.read(path)]
     panels = curves.panels(runs, options.metric)

@@ -1,4 +1,4 @@
-"""Repeats a recorded result: python scripts/reproduce.py EXPERIMENT [--runner RUNNER].
+"""Repeats a recorded result: podracers-reproduce EXPERIMENT [--runner RUNNER].
 
 --list prints the results of docs/results.json (with --suite NAME, those of the suite).
 
@@ -20,6 +20,7 @@ Pages and pictures of recorded results are made again, as by `python scripts/rep
 import argparse
 import dataclasses
 import datetime
+import functools
 import pathlib
 
 from podracers import errors
@@ -100,8 +101,17 @@ def _parse() -> argparse.Namespace:
     add("--out", metavar="DIR", help="default: runs/reproduce-... or runs/suite-<suite>")
     add("--record", action="store_true", help="keep the new runs")
     add("--results", type=pathlib.Path, default=results.PATH, metavar="PATH")
-    return parser.parse_args()
+    options = parser.parse_args()
+    writes = options.record or (options.suite and not options.list)
+    if writes and options.results == results.PATH and not (report.ROOT / "README.md").exists():
+        raise errors.UserError(
+            "--record and --suite write docs/results.json of a clone of the repository: run "
+            "scripts/reproduce.py there, or name another file by --results"
+        )
+    return options
 
+
+command = functools.partial(command_line.run, main)
 
 if __name__ == "__main__":
-    command_line.run(main)
+    command()

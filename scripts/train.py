@@ -1,4 +1,4 @@
-"""Trains an experiment: python scripts/train.py --gin_file gin/experiments/NAME.gin."""
+"""Trains an experiment: podracers-train --gin_file gin/experiments/NAME.gin."""
 
 from podracers.commands import train
 

@@ -1,11 +1,11 @@
 r"""Searches the fastest settings of an experiment's runner on this machine.
 
-  python scripts/tune.py --gin_file gin/experiments/cartpole_ppo.gin --out tuned.gin
+  podracers-tune --gin_file gin/experiments/cartpole_ppo.gin --out tuned.gin
 
 measures settings, each in its own process, and writes the fastest as a file to add after the
 experiment's own:
 
-  python scripts/train.py --gin_file gin/experiments/cartpole_ppo.gin --gin_file tuned.gin
+  podracers-train --gin_file gin/experiments/cartpole_ppo.gin --gin_file tuned.gin
 
 The search starts with the experiment's values, and follows one parameter after the other. At the
 end the start and the best are measured again, alternately; unless the best wins each time, the file
@@ -20,15 +20,13 @@ learning unchanged.
 import argparse
 import dataclasses
 import datetime
-import os
-import pathlib
+import functools
 import shlex
 import signal
 import sys
 import tempfile
 import textwrap
 
-from podracers import errors
 from podracers.commands import command_line
 from podracers.scripts.results import markdown
 from podracers.scripts.tuning import candidates, search, trial
@@ -42,11 +40,7 @@ def main() -> int:
     assert isinstance(runner, type)
     assert dataclasses.is_dataclass(runner)
     fields = [field.name for field in dataclasses.fields(runner)]
-    choices = candidates.parse(options.parameters or [], fields, runner.__name__)
-    exists = options.out.exists()
-    target = options.out if exists else options.out.parent
-    if target.is_dir() == exists or not os.access(target, os.W_OK):  # fails early
-        raise errors.UserError(f"--out: cannot write '{options.out}'")
+    choices = candidates.parse(options.parameters, fields, runner.__name__)
     name = f"{runner.__module__}.{runner.__qualname__}"
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     with tempfile.TemporaryDirectory(prefix="tune-") as cache:  # each program compiles once
@@ -60,7 +54,7 @@ def _file(found: search.Search, facts: trial.Facts, runner: type) -> str:
     """Returns the .gin file of the chosen settings, with the measurements in comments."""
     made = facts.provenance
     lines = [
-        f"Made by: {shlex.join(['python', 'scripts/tune.py', *sys.argv[1:]])}",
+        f"Made by: {shlex.join(['podracers-tune', *sys.argv[1:]])}",
         f"{datetime.datetime.now():%Y-%m-%d %H:%M}, {made['device']}, {facts.num_cores} cores, jax "
         f" {made['versions'].get('jax')}, commit {made['commit']}",
         "For this experiment on this machine; add it after the experiment's own file.",
@@ -81,16 +75,19 @@ def _parse() -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__)
     parser.add_experiment(required=True)
     add = parser.add_argument
-    add("--out", type=pathlib.Path, default="tuned.gin", metavar="PATH", help="default: tuned.gin")
+    file = command_line.output_file
+    add("--out", type=file, default="tuned.gin", metavar="PATH", help="default: %(default)s")
     add("--minutes", type=command_line.count, default=5, help="limit of the search (default: 5)")
     memory = "limit of a candidate on the host (default: 80%% of its memory)"
     add("--memory", type=float, metavar="GB", help=memory)
     names = f"of {', '.join(candidates.FIELDS)}, with or without values to try"
-    add("--parameters", nargs="+", metavar="NAME[=V,V]", help=names)
+    add("--parameters", **command_line.SEVERAL, metavar="NAME[=V,V]", help=names)
     options = parser.parse_args()
     options.gin_file = command_line.gin_files(options)
     return options
 
 
+command = functools.partial(command_line.run, main)
+
 if __name__ == "__main__":
-    command_line.run(main)
+    command()

@@ -82,8 +82,9 @@ def source(tmp_path_factory) -> pathlib.Path:
     for name in ("podracers", "agents", "environments", "gin", "scripts"):
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
+    (folder / "docs").mkdir()
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "docs/results.json"):
+        shutil.copy(ROOT / name, folder / name)
     return folder
 
 

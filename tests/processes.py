@@ -49,7 +49,7 @@ REPORTING = """
 from environments import probes
 experiment.Experiment.environment = @probes.Reporting
 """
-TIMES = ("wall_time", "steps_per_second")
+TIMES = ("wall_time", "steps_per_second", "memory/process")
 # Seconds after which a process or a thread counts as hanging: a busy machine takes many times the
 # time of a quiet one, and nothing else waits so long.
 PATIENCE = 600.0

@@ -104,6 +104,12 @@ def test_a_mean_of_one_device_is_found_before_a_run(old, new, message):
         agent_contract.check_agent(_actor_critic(old, new), catch.Catch())
 
 
+def test_an_array_that_an_agent_keeps_from_a_trace_is_found_before_it_compiles():
+    agent = _actor_critic("optax.adam(self.learning_rate)", "optax.adam(jnp.float32(3e-3) * 1)")
+    with pytest.raises(errors.UserError, match=r"ActorCritic\._optimizer keeps an array of a JAX"):
+        agent_contract.check_agent(agent, catch.Catch())
+
+
 @pytest.mark.parametrize(
     ("make", "new", "update"),
     [(anakin.Anakin, LATE, 6), (sebulba.Sebulba, LOCAL_MEAN, 1)],

@@ -13,10 +13,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LAYERS = {
     "podracers": (
         ("errors", "keys"),
-        ("precision", "types"),
+        ("leaks", "precision", "types"),
         ("trees",),
         ("agent", "parallel"),
-        ("environment", "population"),
+        ("device_memory", "environment", "population"),
         ("metrics", "supervision", "tasks", "video"),
         ("contract", "hosts", "runner", "unroll"),
         ("anakin", "checkpoints", "evaluation", "host_contract", "sebulba"),

@@ -9,9 +9,10 @@ import zipfile
 import jax
 import pytest
 import yaml
+from packaging import requirements
 
 from podracers import errors
-from podracers.training import experiment
+from podracers.training import experiment, gin_names
 from tests import documented, processes
 
 ROOT = processes.ROOT
@@ -39,6 +40,22 @@ def test_library_code_imports_every_package_that_it_requires():
     assert {name for name, module in modules.items() if module not in imported} == set()
 
 
+def test_locked_versions_satisfy_the_bounds_of_the_project():
+    lock = (ROOT / "requirements.txt").read_text()
+    setup = documented.setup()
+    extras = setup["options.extras_require"].values()
+    bounds = map(
+        requirements.Requirement,
+        "\n".join([setup["options"]["install_requires"], *extras]).split(),
+    )
+    compared = {
+        f"{bound}, locked {version}": bound.specifier.contains(version)
+        for bound in bounds
+        for version in re.findall(rf"^{bound.name}==(\S+)", lock, re.MULTILINE)
+    }
+    assert len(compared) > 40 and [text for text, fits in compared.items() if not fits] == []
+
+
 def test_the_citation_and_the_pages_repeat_the_projects_metadata():
     metadata = documented.setup()["metadata"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
@@ -61,6 +78,13 @@ def test_shipped_files_are_found_from_any_directory(tmp_path, monkeypatch, name)
     own.parent.mkdir(parents=True, exist_ok=True)
     own.write_text(f"include '{ROOT}/gin/experiments/catch_ppo.gin'\nSEED = 8\n")
     assert experiment.load([name], []).seed == 8
+
+
+def test_every_experiment_has_a_line_in_the_list():
+    lines = gin_names.experiments()
+    assert {*lines} == {file.name for file in (ROOT / "gin" / "experiments").glob("*.gin")}
+    assert [name for name, line in lines.items() if not 3 < len(line) < 80] == []
+    assert lines["snake_ppo.gin"] == "PPO on Jumanji's Snake-v1"
 
 
 @pytest.mark.slow
@@ -105,9 +129,15 @@ def test_a_wheel_in_an_empty_environment_trains_and_evaluates(tmp_path, source):
     assert summary["versions"]["podracers"] == "7.6.5"
     printed = run(programs / "podracers-evaluate", "--run_dir", "run")
     assert f"return {summary['evaluation']['return']:.2f}" in printed
+    load = "[x.load() for x in importlib.metadata.distribution('podracers').entry_points]"
+    run(programs / "python", "-c", f"import importlib.metadata; {load}")
+    assert "\nsnake_ppo.gin " in run(programs / "podracers-train", "--list")
+    assert "snake_ppo" in run(programs / "podracers-reproduce", "--list")
+    refused = processes.spawn(
+        (programs / "podracers-reproduce", "cartpole_ppo", "--record"), {"PYTHONPATH": ""}
+    )
+    processes.assert_mistake(processes.finish(refused), "of a clone")
     for name, *words in (
-        ("compare", "--help"),
-        ("benchmark", "--help"),
         ("check", "environments.catch.Catch"),
         ("export", "--run_dir", "run", "--out", "policy", "--platforms", "cpu"),
         ("plot", "--run_dir", "run", "--metric", "loss/total", "--out", "run.png"),

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import pathlib
 import re
 import shlex
 
@@ -24,10 +23,33 @@ def test_the_readmes_ten_lines_learn(capsys):
 
 
 @pytest.mark.slow
-def test_a_run_from_python_leaves_a_summary(tmp_path, monkeypatch):
+def test_the_readmes_two_lines_train_and_load(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(documented.program("run").replace("100_000", "2048"), {})
-    summary = json.loads((tmp_path / "runs" / "catch-from-python" / "summary.json").read_text())
+    program, small = (
+        documented.program("two lines", ROOT / "README.md"),
+        ', ["TOTAL_STEPS = 2048"])',
+    )
+    assert program.count('["catch_ppo.gin"])') == 1
+    names = {}
+    exec(program.replace('["catch_ppo.gin"])', f'["catch_ppo.gin"]{small}'), names)
+    assert names["policy"].step == names["summary"]["environment_steps"] == 2048
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "old", "new", "path"),
+    [
+        ("run", "100_000", "2048", "catch-from-python"),
+        ("on_log", '"], [])', '"], ["Experiment.evaluation_period = 1"])', "until-solved"),
+    ],
+)
+def test_a_run_from_python_leaves_a_summary(name, old, new, path, tmp_path, monkeypatch):
+    """One whose function of the log ends it as soon as it has evaluated."""
+    monkeypatch.chdir(tmp_path)
+    program = documented.program(name).replace("> 0.95", "< 2.0")
+    assert old in program
+    exec(program.replace(old, new), {})
+    summary = json.loads((tmp_path / "runs" / path / "summary.json").read_text())
     assert summary["environment_steps"] == 2048
 
 
@@ -70,12 +92,14 @@ def test_a_trained_agent_is_loaded_and_acts(swept, monkeypatch, capsys):
     assert float(second) == json.loads(path.read_text())["evaluation"]["return"]
 
 
-def _commands() -> list[list[str]]:
-    """Returns the words of each call of a script in the pages."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
-    lines = re.findall(r"python (scripts/\w+\.py [^\n`;]*)", text)
-    return [shlex.split(line, comments=True) for line in lines]
+_PAGES = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+_TEXT = "\n".join(page.read_text() for page in _PAGES).replace("\\\n", " ")
+
+
+_INSTALLED = dict(
+    line.split(" = ")
+    for line in documented.setup()["options.entry_points"]["console_scripts"].split("\n")[1:]
+)
 
 
 @pytest.mark.slow
@@ -83,40 +107,42 @@ def test_a_curriculum_begins_with_the_parameters_of_the_easier_task(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     small = ("TOTAL_STEPS = 64", "NUM_ENVS = 8", "ROLLOUT_LENGTH = 8", "PPO.num_minibatches = 1")
     small += ("PPO.epochs = 1", "Experiment.evaluation_episodes = 4")
-    small += ("Experiment.evaluation_max_steps = 8", "ValuePropagation.num_steps = 2")
+    small += ("Experiment.evaluation_max_steps = 8",)
     begun = []
-    for _, *command in _commands():
-        words = [word.replace("$seed", "0") for word in command]
-        if not any("runs/half-force-" in word or "runs/snake-6-" in word for word in words):
-            continue
-        is_snake = "gin/experiments/snake_planner_ppo.gin" in words
-        options = (
-            word for x in small[: None if is_snake else -1] for word in ("--gin_bindings", x)
-        )
-        monkeypatch.setattr("sys.argv", ["train.py", *words, *options])
+    for line in re.findall(r"podracers-(train .*-\$seed.*)", _TEXT):
+        words = shlex.split(line.replace("$seed", "0"))
+        of_snake = ("ValuePropagation.num_steps = 2",) if "snake" in line else ()
+        monkeypatch.setattr("sys.argv", [*words, "--gin_bindings", *small, *of_snake])
         assert train.main() == 0
-        directory = tmp_path / words[words.index("--run_dir") + 1]
-        summary = json.loads((directory / "summary.json").read_text())
-        begun.append(summary.get("initial_run", {}).get("path"))
+        summary = tmp_path / words[words.index("--run_dir") + 1] / "summary.json"
+        begun.append(json.loads(summary.read_text()).get("initial_run", {}).get("path"))
     assert begun == [None, "runs/half-force-0", None, "runs/snake-6-0"]
 
 
 def test_commands_name_options_that_exist():
-    assert len(_commands()) > 20
-    for script, *words in _commands():
-        command = ROOT / "podracers" / "commands" / pathlib.Path(script).name
-        source = (command if command.exists() else ROOT / script).read_text()
+    names = "|".join(_INSTALLED)
+    lines = re.findall(rf"(?<![\w-])((?:{names}|python scripts/\w+\.py) [^\n`;]*)", _TEXT)
+    assert len(lines) > 40
+    for line in lines:
+        name, *words = shlex.split(line.removeprefix("python scripts/"), comments=True)
+        script = name.removeprefix("podracers-").removesuffix(".py").replace("-", "_") + ".py"
+        command = ROOT / "podracers" / "commands" / script
+        source = (command if command.exists() else ROOT / "scripts" / script).read_text()
         if "add_experiment" in source:
             source += (ROOT / "podracers/commands/command_line.py").read_text()
         for option in {word for word in words if word.startswith("--")} - {"--help"}:
             assert f'"{option}"' in source, f"{script} has no {option}"
 
 
-def test_installed_commands_exist():
-    scripts = documented.setup()["options.entry_points"]["console_scripts"]
-    installed = re.findall(r"^podracers-\w+", scripts, re.M)
-    pages = "\n".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
-    assert set(re.findall(r"^podracers-\w+", pages, re.M)) <= set(installed)
+def test_commands_of_the_pages_are_installed():
+    """A user without a clone has no `scripts/`."""
+    for place in _INSTALLED.values():
+        module, name = place.split(":")
+        source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+        assert f"\n{name} = functools.partial(command_line.run, main)\n" in source
+    assert set(re.findall(r"(?:^|`)(podracers-[a-z-]+) ", _TEXT, re.M)) <= {*_INSTALLED}
+    called = set(re.findall(r"(?<!bin/)python scripts/(\w+)", _TEXT))
+    assert called <= {"report", "train", "evaluate_rule"}  # `generated` has the last one
 
 
 def test_every_documented_metric_is_logged():

@@ -20,9 +20,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from agents.networks import layers
 from podracers import errors, types
 
-_MASKED = -1e30  # logit of a step that attention must not read
+_MAX_RADIUS, _MAX_PHASE = 0.999, math.pi / 10.0  # of an LRU's initial eigenvalues
 
 
 def _reset(state: types.PyTree, first: jax.Array) -> types.PyTree:
@@ -228,20 +229,15 @@ class LRU(_Units):
 
     Attributes:
       size: number of units, `H`; the state has their real and imaginary parts, `[B, H]` each.
-      min_radius: smallest initial absolute value of an eigenvalue.
-      max_radius: largest one.
-      max_phase: largest initial phase of an eigenvalue.
+      min_radius: smallest initial absolute value of an eigenvalue; the largest is 0.999.
     """
 
     min_radius: float = 0.9
-    max_radius: float = 0.999
-    max_phase: float = math.pi / 10.0
 
     def __post_init__(self):
-        radii = self.min_radius, self.max_radius
-        if not 0.0 <= radii[0] < radii[1] < 1.0 or self.max_phase <= 0.0:
-            expected = "0 <= min_radius < max_radius < 1 and max_phase > 0"
-            raise errors.UserError(f"LRU: expected {expected}, got {radii}, {self.max_phase}")
+        if not 0.0 <= self.min_radius < _MAX_RADIUS:
+            expected = f"at least 0 and less than {_MAX_RADIUS}"
+            raise errors.UserError(f"LRU.min_radius: expected {expected}, got {self.min_radius}")
         super().__post_init__()
 
     def initial_state(self, batch_size: int) -> tuple[jax.Array, jax.Array]:
@@ -250,7 +246,7 @@ class LRU(_Units):
     @nn.compact
     def __call__(self, state, features, first):
         uniform, sizes = jax.random.uniform, (self.size,)
-        squares = self.min_radius**2, self.max_radius**2
+        squares = self.min_radius**2, _MAX_RADIUS**2
 
         def nu_log(key, shape):
             return jnp.log(
@@ -258,7 +254,7 @@ class LRU(_Units):
             )
 
         def theta_log(key, shape):
-            return jnp.log(self.max_phase * (1.0 - uniform(key, shape)))
+            return jnp.log(_MAX_PHASE * (1.0 - uniform(key, shape)))
 
         decay = jnp.exp(-jnp.exp(self.param("nu_log", nu_log, sizes)))
         phase = jnp.exp(self.param("theta_log", theta_log, sizes))
@@ -331,7 +327,7 @@ class Attention(_Units):
         time = self.window + jnp.arange(length)[:, None]
         begin = jax.lax.cummax(jnp.where(first, time, self.window - count), axis=0)  # [T, B]
         exists = jnp.arange(self.window + length) >= begin.T[:, None, :, None]  # [B, 1, T, S]
-        weights = jax.nn.softmax(jnp.where(exists, logits, _MASKED)).astype(dtype)
+        weights = jax.nn.softmax(jnp.where(exists, logits, layers.MASKED)).astype(dtype)
         attended = jnp.einsum("bnts,bsh,hnd->tbnd", weights, inputs, value)
         outputs = nn.DenseGeneral(self.size, (-2, -1), dtype=dtype, name="output")(attended)
 
@@ -349,7 +345,7 @@ class Attention(_Units):
         """
         shape, size = (self.num_heads, self.window + 1), self.window + length
         bias = self.param("age_bias", nn.initializers.zeros, shape)
-        row = jnp.pad(bias, ((0, 0), (0, length)), constant_values=_MASKED)  # [N, S + 1]
+        row = jnp.pad(bias, ((0, 0), (0, length)), constant_values=layers.MASKED)  # [N, S + 1]
         return jnp.tile(row, length)[:, : length * size].reshape(-1, length, size)
 
 

@@ -9,7 +9,6 @@ Axis legend: `N` rows, `F` features, `H` `W` `C` height, width and channels.
 
 import functools
 import math
-import re
 from collections.abc import Sequence
 
 import flax.linen as nn
@@ -200,14 +199,6 @@ class _Convolutions(nn.Module):
         return images
 
 
-def _residual_block(images: jax.Array, channels: int, layer_norm: bool) -> jax.Array:
-    """Returns images plus two convolutions of them; call it in a compact method."""
-    block = images
-    for _ in range(2):
-        block = layers.Conv(channels)(layers.activate(block, layouts.relu, layer_norm))
-    return images + block
-
-
 class _ResidualSections(nn.Module):
     """Sections of a convolution, a pooling and two residual blocks."""
 
@@ -219,53 +210,12 @@ class _ResidualSections(nn.Module):
         for channels in self.channels:
             images = layers.Conv(channels, pool=True)(images)
             for _ in range(2):
-                images = _residual_block(images, channels, self.layer_norm)
+                block = images
+                for _ in range(2):
+                    block = layers.activate(block, layouts.relu, self.layer_norm)
+                    block = layers.Conv(channels)(block)
+                images = images + block
         return layers.activate(images, layouts.relu, self.layer_norm)
-
-
-class _ResidualBlocks(nn.Module):
-    """Convolutions and residual blocks, see `ResidualImage`."""
-
-    channels: int
-    num_blocks: int
-    strides: Sequence[int]
-
-    @nn.compact
-    def __call__(self, images):
-        for index, stride in enumerate(self.strides):
-            if index:
-                images = layers.activate(images, layouts.relu, layer_norm=True)
-            images = layers.Conv(self.channels, stride=stride)(images)
-        for _ in range(self.num_blocks):
-            images = _residual_block(images, self.channels, layer_norm=True)
-        return images
-
-
-class ResidualImage(nn.Module):
-    """Convolutions and residual blocks, whose image is flattened and not mixed any further.
-
-    Blocks normalise and rectify before each of their two convolutions (He et al., "Identity
-    Mappings in Deep Residual Networks", 2016, https://arxiv.org/abs/1603.05027); the output is
-    linear.
-
-    Attributes:
-      channels: number of channels of each convolution.
-      num_blocks: number of blocks after the first convolutions.
-      strides: strides of these.
-    """
-
-    channels: int
-    num_blocks: int
-    strides: Sequence[int] = (1,)
-
-    @nn.compact
-    def __call__(self, observation):
-        """Returns features `[N, H' * W' * C]`."""
-        image, vector = image_or_error(observation, "ResidualImage")
-        if vector is not None:
-            raise errors.UserError("ResidualImage expects a single image; use CNN")
-        trunk = _ResidualBlocks(self.channels, self.num_blocks, self.strides, name="trunk")
-        return _features(trunk, image)
 
 
 class CNN(nn.Module):
@@ -311,22 +261,23 @@ class OneHot(nn.Module):
     A grid `[H, W]` of numbers that stand for kinds (of pieces, of cells) becomes an image
     `[H, W, num_values]`; another number, a vector `[num_values]`. Booleans stay.
 
-    Where there is one grid or image, the code of a place in it is a plane `[H, W]`: a channel of
-    the image, after the others. Places are dicts of integers `row` and `col`, and integers
-    `[..., 2]` whose name ends in position, location or the plural. The code of a place outside the
-    image is zero.
+    The code of a place in the grid or image is a plane `[H, W]`: a channel of the image, after the
+    others. The code of a place outside the image is zero.
 
     Attributes:
       encoder: module of this file, applied to the codes.
       num_values: number of distinct values; others are coded as zeros. None codes places alone.
       minimum: the lowest value.
       ignored: names of entries of the observation, at any depth, that are left out.
+      places: names of entries, at any depth, that are places: integers `[..., 2]` (row, column), or
+        dicts of integers `row` and `col`. Their planes have this order.
     """
 
     encoder: nn.Module
     num_values: int | None = None
     minimum: int = 0
     ignored: Sequence[str] = ()
+    places: Sequence[str] = ()
     reads_integers = True  # see `network.Composed`
 
     def __post_init__(self):
@@ -339,14 +290,15 @@ class OneHot(nn.Module):
         observation = without_mask(observation)
         leaves = jax.tree_util.tree_leaves_with_path(observation)
         names = {getattr(key, "key", "") for path, _ in leaves for key in path}
-        for name in self.ignored:
-            errors.require_known("OneHot.ignored: the observation has no", name, names)
+        for option in ("ignored", "places"):
+            for name in getattr(self, option):
+                errors.require_known(f"OneHot.{option}: the observation has no", name, names)
         observation = _without(observation, self.ignored)
-        places, others = _split_places(observation)
-        image, _ = split_image(others)
-        if image is None or not places:
-            return self.encoder(jax.tree.map(self._codes, observation))
-        image, vector = image_or_error(jax.tree.map(self._codes, others), "OneHot")
+        places = [place for name in self.places for place in _places(observation, name)]
+        codes = jax.tree.map(self._codes, _without(observation, self.places))
+        if not places:
+            return self.encoder(codes)
+        image, vector = image_or_error(codes, "OneHot")
         planes = [_paint(row, col, image.shape[1:3]) for row, col in places]
         image = jnp.concatenate([layers.as_floats(image), *planes], axis=-1)
         return self.encoder({"image": image, "vector": vector})
@@ -364,28 +316,21 @@ def _without(observation: types.PyTree, names: Sequence[str]) -> types.PyTree:
     return {k: _without(v, names) for k, v in observation.items() if k not in names}
 
 
-def _split_places(observation: types.PyTree) -> tuple[list, types.PyTree]:
-    """Returns rows and columns `[N, ...]` of places, see `OneHot`, and the other leaves."""
-    places = []
-
-    def is_place(node: types.PyTree) -> bool:
-        return isinstance(node, dict) and set(node) == {"row", "col"}
-
-    def take(path: tuple, node: types.PyTree) -> types.PyTree:
-        name = str(getattr(path[-1], "key", "")) if path else ""
-        if is_place(node):
-            place = node["row"], node["col"]
-        elif re.search("(position|location)s?$", name) and node.ndim > 1 and node.shape[-1] == 2:
-            place = node[..., 0], node[..., 1]
-        else:
-            return node
-        if not all(jnp.issubdtype(part.dtype, jnp.integer) for part in place):
-            return node
-        places.append(place)
-        return None
-
-    others = jax.tree_util.tree_map_with_path(take, observation, is_leaf=is_place)
-    return places, others
+def _places(observation: types.PyTree, name: str) -> list[tuple[jax.Array, jax.Array]]:
+    """Returns rows and columns `[N, ...]` of the entries with this name, see `OneHot.places`."""
+    if not isinstance(observation, dict):
+        return []
+    if name not in observation:
+        return [place for entry in observation.values() for place in _places(entry, name)]
+    place = observation[name]
+    if not isinstance(place, dict):
+        place = {"row": place[..., 0], "col": place[..., 1]} if place.shape[-1] == 2 else {}
+    parts = [part for part in place.values() if jnp.issubdtype(part.dtype, jnp.integer)]
+    if set(place) != {"row", "col"} or len(parts) != 2:
+        raise errors.UserError(
+            f"OneHot.places: expected '{name}' to be integers [..., 2], or integers 'row' and 'col'"
+        )
+    return [(place["row"], place["col"])]
 
 
 def _paint(row: jax.Array, col: jax.Array, size: tuple[int, ...]) -> jax.Array:

@@ -26,9 +26,6 @@ from dm_env import specs
 from agents.networks import layers
 from podracers import environment, errors
 
-# The logit of an illegal value: its probability is exactly zero, and no gradient through it is NaN.
-# Where nothing is legal (in final states of some environments) the policy is uniform.
-_ILLEGAL = -1e9
 _MIN_STD = 1e-3
 _MAX_STD = 1e2
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
@@ -43,7 +40,7 @@ def legal_values(values: jax.Array, mask: jax.Array | None) -> jax.Array:
     """
     if mask is None:
         return values
-    return jnp.where(mask | ~jnp.any(mask, axis=-1, keepdims=True), values, _ILLEGAL)
+    return jnp.where(mask | ~jnp.any(mask, axis=-1, keepdims=True), values, layers.MASKED)
 
 
 def legal_argmax(values: jax.Array, mask: jax.Array | None) -> jax.Array:
@@ -106,7 +103,7 @@ class Categorical:
 
     def _log_probs(self, outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
         if mask is not None:
-            outputs = jnp.where(mask, outputs, _ILLEGAL)
+            outputs = jnp.where(mask, outputs, layers.MASKED)
         return jax.nn.log_softmax(outputs, axis=-1)
 
     def sample(self, outputs, mask, key):
@@ -158,10 +155,10 @@ class MultiDiscrete(Categorical):
         exists = np.arange(most) < np.array(self.num_values)[:, None]  # [D, A]
         outputs = outputs.reshape(*outputs.shape[:-1], parts, most)
         if mask is not None:
-            outputs = jnp.where(mask, outputs, _ILLEGAL)
+            outputs = jnp.where(mask, outputs, layers.MASKED)
         # Values past the end of a part are lower than illegal ones: where a part's mask is empty,
         # the policy is uniform over the values that exist.
-        return jax.nn.log_softmax(jnp.where(exists, outputs, 2.0 * _ILLEGAL), axis=-1)
+        return jax.nn.log_softmax(jnp.where(exists, outputs, 2.0 * layers.MASKED), axis=-1)
 
     def log_prob(self, outputs, mask, raw):
         return jnp.sum(super().log_prob(outputs, mask, raw), axis=-1)

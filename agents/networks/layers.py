@@ -18,6 +18,10 @@ import numpy as np
 from agents import layouts
 from podracers import errors, precision
 
+# The logit of a masked choice: its probability is exactly zero (or all are equal, where everything
+# is masked), and no gradient through it is NaN.
+MASKED = -1e9
+
 
 class Dense(nn.Module):
     """A linear layer with orthogonal weights.

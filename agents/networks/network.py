@@ -332,7 +332,7 @@ def actor_critic(
       separate_critic: whether the critic has an encoder (and a core) of its own.
       num_cells: number of cells of a grid (or of items) whose actions each follow from their own
         features by shared weights, where the encoder keeps the layout (`CNN` with `hidden_sizes =
-        ()`, `ResidualImage`, `DeepSets`) and there is no core; 1 for a dense layer.
+        ()`, `DeepSets`) and there is no core; 1 for a dense layer.
       initial_std: standard deviation of continuous actions at the start, in units of their bounds
         (-1 and 1), where it does not depend on the observation. A robot that falls under the noise
         of 1 needs a lower one.
@@ -395,15 +395,15 @@ def unroll_in_parts(
     """
     length = timestep.step_type.shape[0]
     most = max(length * _BYTES_AT_ONCE // parallel.num_bytes(timestep.observation), 1)
-    each = max(n for n in range(1, length + 1) if length % n == 0 and n <= most)
+    steps = max(n for n in range(1, length + 1) if length % n == 0 and n <= most)
 
     def part(core: Any, timestep: types.TimeStep) -> tuple[Any, jax.Array]:
         output, core = network.unroll(params, core, timestep)
         return core, read(output)
 
-    parts = jax.tree.map(lambda x: x.reshape(-1, each, *x.shape[1:]), timestep)
-    _, found = jax.lax.scan(part, core, parts)
-    return jax.tree.map(lambda x: x.reshape(length, *x.shape[2:]), found)
+    parts = jax.tree.map(lambda x: x.reshape(-1, steps, *x.shape[1:]), timestep)
+    _, outputs = jax.lax.scan(part, core, parts)
+    return jax.tree.map(lambda x: x.reshape(length, *x.shape[2:]), outputs)
 
 
 def zero_timestep(spec: environment.EnvironmentSpec) -> types.TimeStep:

@@ -6,7 +6,7 @@ PopArt", 2018, https://arxiv.org/abs/1809.04474, use it for one task. With the m
 standard deviation `σ` of the targets, the layer "value" of the network computes `n`, and the value
 is `v = σ n + μ`. When the statistics move, its weights move so that no value changes.
 
-The statistics are among the parameters of the network, but have no gradient.
+The statistics are among the parameters of the network, but have no gradient and no optimizer.
 """
 
 from typing import NamedTuple
@@ -54,18 +54,25 @@ def value(statistics: Statistics, normalized: jax.Array) -> jax.Array:
     return std * normalized + mean
 
 
-def update(params: dict, target: types.Mean, square: types.Mean, rate: float) -> dict:
+def is_weight(params: dict) -> dict:
+    """Returns whether parameters are weights, by name."""
+    return {name: name != NAME for name in params}
+
+
+def update(params: dict, target: jax.Array, weight: jax.Array, rate: float) -> dict:
     """Moves the statistics towards those of a batch, and the weights so that all values stay.
 
-    `target` and `square` are the targets of this device's part of the batch, and their squares.
+    Runs under the mapped axis; `target` and `weight` `[T, B]` are this device's part of the batch.
     `rate` is the step size; the first steps are larger, so that the first batches count equally.
     """
     old, layer = params[NAME], params["value"]
     updates = old.updates + 1.0
     step = jnp.maximum(rate, 1.0 / updates)
-    mean = old.mean + step * (parallel.global_mean(target) - old.mean)
-    square_mean = old.square + step * (parallel.global_mean(square) - old.square)
-    new = Statistics(mean, square_mean, updates)
+
+    def moved(moment: jax.Array, values: jax.Array) -> jax.Array:
+        return moment + step * (parallel.global_mean(types.Mean.of(values, weight)) - moment)
+
+    new = Statistics(moved(old.mean, target), moved(old.square, jnp.square(target)), updates)
     layer = {
         "kernel": layer["kernel"] * (old.std / new.std),
         "bias": (layer["bias"] * old.std + old.mean - new.mean) / new.std,

@@ -174,7 +174,7 @@ def load(
     config = _pool_spec(task_id, {}).config
     known = {*config._fields, *(_PIXEL_OPTIONS if module == "envpool.mujoco" else ())}
     _check_options(task_id, options)
-    options = {name: at for name, at in family.options.items() if name in known} | {**options}
+    options = {name: value for name, value in family.options.items() if name in known} | {**options}
     limit = default = config.max_episode_steps if config.max_episode_steps > 0 else NO_LIMIT
     # Tasks without a clock end by construction; EnvPool's number is an upper bound.
     if module == "envpool.jumanji" and not task_id.rpartition("/")[2].startswith(_JUMANJI_CLOCKS):
@@ -194,8 +194,8 @@ def load(
     pool_spec = _pool_spec(task_id, options, known)
     if pool_spec.config.max_num_players != 1:
         raise errors.UserError(
-            f"EnvPool's {task_id} is played by {pool_spec.config.max_num_players} agents at once: "
-            "only tasks for one agent are supported"
+            f"EnvPool's {task_id} has {pool_spec.config.max_num_players} players: expected a task "
+            "for one"
         )
     return Task(family, options, limit, clock_limit, pool_spec)
 

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import logging
 import os
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,13 @@ from environments import adaptors, episode_metrics
 from environments.gymnasium import async_vector, spaces, sync_vector
 from podracers import environment, errors, types, video
 
+_LOGGER = logging.getLogger(__name__)
 _MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker", "render_mode")
+# Wrappers, also of vectors, that keep statistics, and the options of agents in their place.
+_STATISTICS = {
+    "NormalizeObservation": "normalize_observations",
+    "NormalizeReward": "normalize_rewards",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,7 +51,8 @@ class Gymnasium:
         `async` steps them in worker processes, one for each thread that `make` may use, while the
         caller continues. Episodes are equal.
       wrappers: callables, from the inside out, that take an environment, or their names, such as
-        `gymnasium.wrappers:FlattenObservation`.
+        `gymnasium.wrappers:FlattenObservation`. Those that keep statistics are refused, in a
+        registered environment as well; a warning names those that change rewards.
       metrics: entries of `info` to report for each episode (rule S6), with a reduction over its
         steps: "last", "max", "mean" or "sum", such as `{'success': 'max'}`. Steps without an entry
         are skipped; an entry that no step of an episode has is 0.
@@ -66,7 +74,20 @@ class Gymnasium:
     def spec(self) -> environment.EnvironmentSpec:
         """The shapes of one environment, which is constructed temporarily."""
         name = self._factory.spec.id
+        for wrapper in self._factory.wrappers:  # those of vectors cannot be made
+            _refuse_statistics(name, wrapper)
         with self._temporary_env() as env:
+            layer = env
+            while isinstance(layer, gymnasium.Wrapper):
+                _refuse_statistics(name, type(layer))
+                if isinstance(layer, gymnasium.RewardWrapper):
+                    _LOGGER.warning(
+                        "%s: the wrapper %s changes rewards, and with them the unit of all "
+                        "reported returns",
+                        name,
+                        errors.path_of(type(layer)),
+                    )
+                layer = layer.env
             if "seed" not in _arguments(env.unwrapped.reset, ["seed"]):
                 raise errors.UserError(
                     f"{name}: expected reset(*, seed=None, options=None), got one without 'seed'"
@@ -211,6 +232,17 @@ def _wrapper(name: str) -> Callable[[Any], Any]:
         raise errors.UserError(
             f"Gymnasium.wrappers: expected 'module:Wrapper', got '{name}' ({error}){near}"
         ) from error
+
+
+def _refuse_statistics(name: str, wrapper: Any) -> None:
+    """Raises `errors.UserError` for a class of wrappers in `_STATISTICS`, or a subclass."""
+    for kind in getattr(wrapper, "__mro__", ()):
+        if option := _STATISTICS.get(kind.__name__):
+            raise errors.UserError(
+                f"{name}: the wrapper {errors.path_of(wrapper)} keeps statistics in each "
+                "simulator, which evaluations and resumed runs begin without: use "
+                f"{option} of the agent"
+            )
 
 
 def _arguments(function: Callable[..., Any], names: Iterable[str]) -> list[str]:

@@ -23,7 +23,7 @@ _OUTPUTS = {
     "reset": ("observation", "info"),
     "step": ("observation", "reward", "terminated", "truncated", "info"),
 }
-_FIRST, _MID, _LAST = (np.int8(each) for each in dm_env.StepType)
+_FIRST, _MID, _LAST = (np.int8(step_type) for step_type in dm_env.StepType)
 _NUMBER = gymnasium.spaces.Box(-np.inf, np.inf, ())  # a reward
 # pyrefly: ignore[bad-argument-type]  # Gymnasium annotates numbers, and accepts bool
 _FLAG = gymnasium.spaces.Box(0, 1, (), np.bool_)
@@ -56,7 +56,7 @@ class SyncVector:
     """`B` environments of this process, with next-step autoreset.
 
     `gymnasium.vector.SyncVectorEnv` (1.3) is not used: its errors name neither the environment nor
-    the wrong part of a result.
+    the wrong part of a result, and with wrappers that do it takes 0.7 of the steps per second.
 
     Args:
       factory: maker of each environment.
@@ -70,7 +70,7 @@ class SyncVector:
         ((observation, self._action_space), *others) = (
             (env.observation_space, env.action_space) for env in self.envs
         )
-        if any(each != (observation, self._action_space) for each in others):
+        if any(other != (observation, self._action_space) for other in others):
             raise errors.UserError(f"{self._name}: two environments have different spaces")
         self._spaces = (observation, _NUMBER, _FLAG, _FLAG)
         self._batch_space = utils.batch_space(self._action_space, len(seeds))

@@ -89,17 +89,17 @@ class Mixture:
     """
 
     families: tuple[tasks.TaskFamily | Callable[[], tasks.TaskFamily], ...]
-    made: tuple[tasks.TaskFamily, ...] = dataclasses.field(init=False, repr=False)
+    members: tuple[tasks.TaskFamily, ...] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self):
-        made = tuple(map(_family, self.families))
-        for name in ("families", "made"):  # a copy by `dataclasses.replace` has the same families
-            object.__setattr__(self, name, made)
+        members = tuple(map(_family, self.families))
+        for name in ("families", "members"):  # a copy by `dataclasses.replace` has the same ones
+            object.__setattr__(self, name, members)
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
         """The shapes of the largest family."""
-        parts = [family.spec for family in self.made]
+        parts = [family.spec for family in self.members]
         rows = [part.observation[tasks.ROWS] for part in parts]
         num_rows, num_states = max(r.shape[0] for r in rows), max(int(r.maximum) for r in rows)
         num_actions = max(part.num_actions for part in parts)
@@ -115,26 +115,26 @@ class Mixture:
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        return tuple(name for family in self.made for name in family.task_names)
+        return tuple(name for family in self.members for name in family.task_names)
 
     def sample(self, key: jax.Array) -> MixtureState:
         """Samples a family, in proportion to its number of kinds of tasks, and a task."""
-        family_key, *keys = jax.random.split(key, 1 + len(self.made))
-        counts = np.array([len(family.task_names) for family in self.made])
+        family_key, *keys = jax.random.split(key, 1 + len(self.members))
+        counts = np.array([len(family.task_names) for family in self.members])
         task = jax.random.randint(family_key, (), 0, counts.sum())
         family = jnp.sum(task >= jnp.asarray(np.cumsum(counts))).astype(jnp.int32)
-        return MixtureState(family, tuple(f.sample(k) for f, k in zip(self.made, keys)))
+        return MixtureState(family, tuple(f.sample(k) for f, k in zip(self.members, keys)))
 
     def task(self, params: MixtureState) -> jax.Array:
         numbers, offset = [], 0
-        for family, part in zip(self.made, params.parts):
+        for family, part in zip(self.members, params.parts):
             numbers.append(family.task(part) + offset)
             offset += len(family.task_names)
         return jnp.stack(numbers).astype(jnp.int32)[params.family]
 
     def reset(self, params: MixtureState, key: jax.Array) -> tuple[MixtureState, types.TimeStep]:
         """Starts an episode of every family; returns the one in use."""
-        results = [f.reset(part, key) for f, part in zip(self.made, params.parts)]
+        results = [f.reset(part, key) for f, part in zip(self.members, params.parts)]
         return self._join(params, results)
 
     def step(
@@ -142,14 +142,14 @@ class Mixture:
     ) -> tuple[MixtureState, types.TimeStep]:
         """Steps every family; returns the one in use."""
         results = []
-        for family, part, inner in zip(self.made, params.parts, state.parts):
+        for family, part, inner in zip(self.members, params.parts, state.parts):
             legal = jnp.minimum(action, family.spec.num_actions - 1)
             results.append(family.step(part, inner, legal))
         return self._join(params, results)
 
     def optimal_return(self, params: MixtureState) -> float:
         family = int(params.family)
-        return self.made[family].optimal_return(params.parts[family])
+        return self.members[family].optimal_return(params.parts[family])
 
     def _join(self, params: MixtureState, results: list) -> tuple[MixtureState, types.TimeStep]:
         spec = self.spec.observation
@@ -170,7 +170,7 @@ class Mixture:
             return timestep._replace(observation=observation, metrics={})
 
         states, timesteps = zip(*results)
-        timesteps = [padded(family, part) for family, part in zip(self.made, timesteps)]
+        timesteps = [padded(family, part) for family, part in zip(self.members, timesteps)]
         inner_timestep = jax.tree.map(lambda *parts: jnp.stack(parts)[params.family], *timesteps)
         return MixtureState(params.family, tuple(states)), inner_timestep
 

@@ -131,8 +131,8 @@ class Checkpointer:
           step: the name of the checkpoint.
           state: arrays, typed keys and Python numbers.
           params: the parameters that `score` belongs to.
-          metadata: the run's `update` (of which `step` is a multiple), `seed`, `population` and
-            `clock`, and `initial_run` if it began with one, as JSON can hold them.
+          metadata: the run's `update` (of which `step` is a multiple), `clock` and fixed settings,
+            as JSON can hold them.
           score: higher is better; None or not finite if there is none.
 
         Raises:
@@ -243,6 +243,7 @@ class Checkpointer:
         item: str = "state",
         best: bool = False,
         selects: Callable[[str], bool] = lambda name: True,
+        check: Callable[[int, Mapping[str, Any]], None] = lambda step, metadata: None,
     ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
         """Restores the newest checkpoint that is not damaged, and renames damaged ones.
 
@@ -253,6 +254,7 @@ class Checkpointer:
           item: `"state"`, or `"params"` for the acting parameters alone.
           best: take the highest score instead of the newest; the newest if there is no score.
           selects: whether a leaf, by its name, is read where `template` is None; else it is `...`.
+          check: called with step and metadata before the arrays are compared and read.
 
         Returns:
           `(step, item, metadata)`, or None if there is no checkpoint. The shardings of the item are
@@ -268,7 +270,7 @@ class Checkpointer:
         damaged: dict[int, str] = {}
         for step in dict.fromkeys([*ranked, *processes.on_lead(self._listed)[::-1]]):
             try:
-                tree, metadata = self._restore_item(item, template, step, selects)
+                tree, metadata = self._restore_item(item, template, step, selects, check)
             except integrity.DamagedError as error:
                 damaged[step] = str(error)
                 continue
@@ -302,7 +304,12 @@ class Checkpointer:
                 _LOGS.remove(self._log)
 
     def _restore_item(
-        self, item: str, template: types.PyTree | None, step: int, selects: Callable[[str], bool]
+        self,
+        item: str,
+        template: types.PyTree | None,
+        step: int,
+        selects: Callable[[str], bool],
+        check: Callable[..., None],
     ) -> tuple[types.PyTree, dict[str, Any]]:
         """Verifies and restores one item of one step, with the metadata."""
         folder, fault = self._directory / str(step), None
@@ -316,6 +323,7 @@ class Checkpointer:
         record = integrity.load(folder / _METADATA)
         if (saved := record.get("step", step)) != step:
             raise integrity.DamagedError(f"it was saved as checkpoint {saved}")
+        check(step, record["user"])
         found, bare = record[item], agent_lib.without_replay(template)
         if item == "params":  # earlier versions lack some counts, which are then 0
             known = {path for path, _, _ in found}

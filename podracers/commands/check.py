@@ -1,4 +1,4 @@
-"""Checks the contract of an environment or an agent: python scripts/check.py NAME.
+"""Checks the contract of an environment or an agent: podracers-check NAME.
 
 NAME is MODULE.Class, in JAX or on the host, or an id of a library: `CartPole-v1` of Gymnasium or
 EnvPool, `envpool:Pong-v5`, `jumanji:Snake-v1`, `my_games:Game-v0` (Gymnasium's, registered by

@@ -15,10 +15,13 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from typing_extensions import Buffer
 
-from podracers import errors
+from podracers import errors, leaks
 from podracers.hosts import peers, processes
 from podracers.supervision import pipeline, watchdog
 from podracers.training import gin_names
+
+# Values of an option, which may follow it together, and which may occur again.
+SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,10 +55,8 @@ class Parser(argparse.ArgumentParser):
 
     def add_experiment(self, required: bool = False) -> None:
         """Adds the options that describe an experiment; `gin_files` reads them."""
-        self.add_argument(
-            "--gin_file", action="append", default=[], required=required, metavar="PATH"
-        )
-        self.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
+        self.add_argument("--gin_file", **SEVERAL, required=required, metavar="PATH")
+        self.add_argument("--gin_bindings", **SEVERAL, metavar="'NAME = VALUE'")
         self.add_argument(
             "--runner",
             metavar="NAME",
@@ -69,6 +70,20 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
     return int(text)
+
+
+def output_file(text: str) -> pathlib.Path:
+    """Returns the path of a file that can be written, as the `type` of an option."""
+    path = pathlib.Path(text)
+    if path.is_dir():
+        cause = "it is a folder"
+    elif not path.parent.is_dir():
+        cause = f"'{path.parent}' is no folder"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        cause = "Permission denied"
+    else:
+        return path
+    raise argparse.ArgumentTypeError(f"cannot write '{path}': {cause}")
 
 
 def gin_files(arguments: argparse.Namespace) -> list[str]:
@@ -153,6 +168,8 @@ def ending(error: BaseException) -> Ending:
     A `UserError` or `RunFailure` is reported in one line, as is a lack of memory. Other exceptions
     are bugs: their traceback is followed by the innermost line outside of libraries.
     """
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        error = leaks.explained(error)
     code = getattr(error, "exit_code", errors.RunFailure.exit_code)
     if isinstance(error, errors.UserError | errors.RunFailure):
         cause = errors.first_line(error)  # gin appends lines
@@ -165,11 +182,13 @@ def ending(error: BaseException) -> Ending:
     if isinstance(error, MemoryError) or (is_jax and "RESOURCE_EXHAUSTED" in str(error)):
         return Ending(code, f"out of memory: {cause}", f"failed: out of memory: {cause}")
     cause = errors.located(error)
+    if isinstance(error, ImportError):
+        cause += gin_names.hiding()
     return Ending(code, cause, f"{''.join(traceback.format_exception(error))}\n{cause}")
 
 
 class _Output(io.FileIO):
-    """Standard output or standard error, which discards bytes once its pipe or terminal has closed.
+    """Standard output or standard error; discards bytes once its pipe or terminal has closed.
 
     Ctrl-C in `train.py 2>&1 | tee log` also ends `tee`, and the run has yet to save.
     """
@@ -180,7 +199,7 @@ class _Output(io.FileIO):
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.EIO):  # a pipe, a terminal
                 raise
-            with open(os.devnull, "wb") as null:
+            with open(os.devnull, "wb") as null:  # also for processes that inherit the number
                 os.dup2(null.fileno(), self.fileno())
             return memoryview(data).nbytes
 
@@ -193,16 +212,15 @@ def run(main: Callable[[], int | None]) -> None:
     """
     # An editable installation finds the packages of this project after all of `sys.path`.
     sys.path += [str(pathlib.Path(__file__).parents[2]), ""]
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for name in ("stdin", "stdout", "stderr"):
         if (stream := getattr(sys, name)) is None:  # closed: the next file would take its number
-            null = os.fdopen(os.open(os.devnull, os.O_RDWR), mode)
-            os.set_inheritable(null.fileno(), True)
-            setattr(sys, name, null)
-        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
-            file = _Output(stream.fileno(), mode, closefd=False)
-            file = file if stream.write_through else io.BufferedWriter(file)
-            options = (stream.encoding, "backslashreplace", None, stream.line_buffering)
-            setattr(sys, name, io.TextIOWrapper(file, *options, stream.write_through))
+            stream = os.fdopen(os.open(os.devnull, os.O_RDWR), "r+")
+            os.set_inheritable(stream.fileno(), True)
+        elif name != "stdin":  # lines are written at once: `os._exit` flushes nothing
+            file = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
+            options = (stream.encoding, "backslashreplace")
+            stream = io.TextIOWrapper(file, *options, line_buffering=True)
+        setattr(sys, name, stream)
     code, end = 0, None
     try:
         code = main() or 0
@@ -219,9 +237,6 @@ def run(main: Callable[[], int | None]) -> None:
         peers.fail(end.cause, code)
         with contextlib.suppress(OSError):  # the code stays
             print(end.report, file=sys.stderr)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
     if (end and several) or pipeline.abandoned():
         # An orderly exit would wait for processes that are gone or for threads that hang.
         if not end:

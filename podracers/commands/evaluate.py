@@ -1,4 +1,4 @@
-"""Evaluates a run: python scripts/evaluate.py --run_dir DIR [--episodes N] [--video FILE.gif].
+"""Evaluates a run: podracers-evaluate --run_dir DIR [--episodes N] [--video FILE.gif].
 
 For the last checkpoint of a finished run it prints the returns of `summary.json`; any other
 checkpoint plays the same episodes. If evaluations sample from the policy, it also prints the return
@@ -21,10 +21,13 @@ def main() -> int:
     add = parser.add_argument
     add("--run_dir", required=True)
     add("--episodes", type=command_line.count, help="default: as many as in training")
-    add("--video", metavar="FILE.gif", help="also record one episode")
+    record = "also record one episode"
+    add("--video", type=command_line.output_file, metavar="FILE.gif", help=record)
     add("--seed", type=int, help="of the episodes (default: the seed of the run)")
     add("--best", action="store_true", help="the best evaluated checkpoint, not the newest")
     arguments = parser.parse_args()
+    if arguments.video:
+        video.require_gif(arguments.video)
     command_line.use_compilation_cache()
 
     policy = trained.load_all(arguments.run_dir, arguments.best)

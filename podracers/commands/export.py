@@ -1,4 +1,4 @@
-"""Exports a run's policy: python scripts/export.py --run_dir DIR --out FILE.
+"""Exports a run's policy: podracers-export --run_dir DIR --out FILE.
 
 The file needs JAX and flatbuffers, and nothing of this project. It is a zip archive with
 `policy.json`, a description, and two programs (`jax.export`) for each platform, whose parameters
@@ -39,7 +39,7 @@ def main() -> int:
     parser = command_line.Parser(description=__doc__)
     add = parser.add_argument
     add("--run_dir", required=True)
-    add("--out", required=True, metavar="FILE")
+    add("--out", type=command_line.output_file, required=True, metavar="FILE")
     add("--best", action="store_true", help="the best evaluated checkpoint, not the newest")
     add("--greedy", action="store_true", help="the most probable action, where evaluations sample")
     add("--member", type=int, metavar="I", help="of a population, from 0")
@@ -53,7 +53,7 @@ def main() -> int:
         expected = f"some of {','.join(_PLATFORMS)}"
         raise errors.UserError(f"--platforms: expected {expected}, got '{min(unknown)}'")
     if importlib.util.find_spec("flatbuffers") is None:
-        message = "podracers-export needs the package flatbuffers: pip install 'podracers[export]'"
+        message = "podracers-export needs the package flatbuffers: pip install flatbuffers"
         raise errors.UserError(message)
     command_line.use_compilation_cache()
 
@@ -71,7 +71,7 @@ def main() -> int:
         "batch_size": arguments.batch_size,
         "platforms": platforms,
     }
-    _write(program, about, pathlib.Path(arguments.out))
+    _write(program, about, arguments.out)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Trains an experiment: python scripts/train.py --gin_file gin/experiments/NAME.gin.
+"""Trains an experiment: podracers-train --gin_file gin/experiments/NAME.gin.
 
 Later --gin_file and --gin_bindings override earlier ones, and bindings override files. With
 --resume, a run continues from its newest undamaged checkpoint, with its own configuration.
@@ -14,7 +14,7 @@ from podracers import errors
 from podracers.checkpoints import storage
 from podracers.commands import command_line
 from podracers.hosts import processes
-from podracers.training import config, experiment, initial_run, run, run_directory
+from podracers.training import config, experiment, gin_names, initial_run, run, run_directory
 
 _SHARE = (
     ": set Experiment.checkpoint_directory to a folder that all processes see, or to "
@@ -33,6 +33,7 @@ def main() -> int:
     parser = command_line.Parser(description=__doc__)
     parser.add_experiment()
     add = parser.add_argument
+    add("--list", action="store_true", help="print the names of all experiments, with a line each")
     add("--run_dir", help="default: runs/<experiment>-<runner>-seed<seed>-<date>-<time>")
     add("--resume", action="store_true", help="continue the run in --run_dir")
     help_text = "continue the run in --run_dir if there is one, else begin it: for launchers"
@@ -47,7 +48,11 @@ def main() -> int:
     add("--peer_timeout", type=float, default=60.0, metavar="SECONDS", help=help_text)
     arguments = parser.parse_args()
     if arguments.initial_run is not None:
-        arguments.gin_bindings.append(f"Experiment.initial_run = {arguments.initial_run!r}")
+        binding = f"Experiment.initial_run = {arguments.initial_run!r}"
+        arguments.gin_bindings = [*arguments.gin_bindings, binding]
+    if arguments.list:
+        print(command_line.table([*gin_names.experiments().items()]))
+        return 0
     command_line.use_compilation_cache()
     group = processes.Group(arguments.coordinator, arguments.num_processes, arguments.process_id)
     if arguments.distributed or group.coordinator or processes.is_cluster():
@@ -138,18 +143,23 @@ def _begun(
 def _changes(begun: str, text: str) -> list[str]:
     """Returns `changed: name: old -> new` for each parameter that a resumed run changes.
 
+    A parameter that `text` lacks was bound, and nothing uses it any more: a parameter of its name
+    replaces it, such as that of a class derived from its own.
+
     Raises:
       errors.UserError: the agent, the environment or the runner is another class, or it began with
         other parameters.
     """
     old, new = (config.read(each, "config.gin") for each in (begun, text))
+    replaced = {name.rpartition(".")[2]: repr(old[name]) for name in old if name not in new}
     changes = []
-    for name in sorted(old | new):
-        before, after = (repr(each[name]) if name in each else "default" for each in (old, new))
+    for name, value in sorted(new.items()):
+        part, after = name.rpartition(".")[2], repr(value)
+        before = repr(old[name]) if name in old else replaced.get(part, "default")
         if before == after:
             continue
-        part = name.removeprefix("Experiment.")
-        if part in ("agent", "environment", "runner") or part.startswith("initial_"):
+        option = name.removeprefix("Experiment.")
+        if option in ("agent", "environment", "runner") or option.startswith("initial_"):
             raise errors.UserError(
                 f"a resumed run keeps its {part}, {before}: got {after}; begin a new run, in "
                 "another --run_dir"

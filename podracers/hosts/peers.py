@@ -117,8 +117,8 @@ class _Peers:
                 elif isinstance(ready, _Connection):
                     self._admit(ready)
             if self._listener and len(self._connections) == self._count - 1:
-                for each in (self._listener, *self._unidentified):
-                    each.close()
+                for channel in (self._listener, *self._unidentified):
+                    channel.close()
                 with self._changed:
                     self._listener, self._unidentified = None, []
                     self._changed.notify_all()
@@ -181,7 +181,7 @@ class _Peers:
             if now - received > self._timeout:
                 self._lose(peer, f"no message came for {self._timeout:g} s")
         for peer, (position, since) in self._positions.items():
-            ahead = [at for other, at in self._positions.values() if other[0] > position[0]]
+            ahead = [start for other, start in self._positions.values() if other[0] > position[0]]
             waited = now - max(since, min(ahead)) if ahead else 0.0
             if waited > _PATIENCE * self._timeout and self.process == 0 and not self._done:
                 self._end(
@@ -323,14 +323,14 @@ def finish_first(is_busy: Callable[[], bool]) -> None:
 
 def advance() -> None:
     """Counts an agreement, which all processes reach in the same order."""
-    for each in _peers:
-        each.position = [each.position[0] + 1, 0]
+    for peer in _peers:
+        peer.position = [peer.position[0] + 1, 0]
 
 
 def touch() -> None:
     """Shows that this process makes progress towards its next agreement."""
-    for each in _peers:
-        each.position = [each.position[0], each.position[1] + 1]
+    for peer in _peers:
+        peer.position = [peer.position[0], peer.position[1] + 1]
 
 
 def leave() -> None:

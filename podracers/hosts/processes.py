@@ -189,9 +189,9 @@ def _own_address(host: str) -> str:
       this machine, or a loopback address, as in Debian's /etc/hosts.
     """
     try:
-        found = socket.gethostbyname_ex(host)[2]
-        with socket.create_server((found[0], 0)):
-            return "" if len(found) > 1 or found[0].startswith("127.") else found[0]
+        addresses = socket.gethostbyname_ex(host)[2]
+        with socket.create_server((addresses[0], 0)):
+            return "" if len(addresses) > 1 or addresses[0].startswith("127.") else addresses[0]
     except OSError:
         return ""
 
@@ -216,12 +216,21 @@ def count() -> int:
     return _STATE.num_processes or 1
 
 
-def any_process(flag: bool) -> bool:
-    """Returns whether the flag is set in any process; all of them call it at the same moment."""
+def all_numbers(*mine: int) -> np.ndarray:
+    """Returns the int32 numbers of each process, `[process, number]`; all of them call it together.
+
+    It costs less than `all_gather`.
+    """
+    numbers = np.array(mine, np.int32)
     if not is_several():
-        return flag
+        return numbers[None]
     peers.advance()
-    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
+    return np.asarray(multihost_utils.process_allgather(numbers))
+
+
+def any_process(flag: bool) -> bool:
+    """Returns whether the flag is set in any process; all of them call it together."""
+    return bool(np.any(all_numbers(flag)))
 
 
 def on_lead(function: Callable[[], Any]) -> Any:
@@ -273,7 +282,7 @@ def gather(mine: bytes) -> list[bytes]:
         client.key_value_set_bytes(f"{key}/{index()}", mine)
         return []
     others = [f"{key}/{other}" for other in range(1, count())]
-    read = [client.blocking_key_value_get_bytes(each, _MESSAGE_TIMEOUT_MS) for each in others]
+    read = [client.blocking_key_value_get_bytes(other, _MESSAGE_TIMEOUT_MS) for other in others]
     client.key_value_delete(key)  # the keys below it go, too
     return [mine, *read]
 

@@ -7,16 +7,18 @@ on the host, and each actor thread sends its rollouts directly to the learner de
 Axis legend: `T` time, `B` streams, `A` actors, `D` learner devices.
 """
 
+import contextlib
 import dataclasses
 import functools
+import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from podracers import agent as agent_lib
+from podracers import device_memory, errors, keys, metrics, parallel, types
 from podracers import environment as environment_lib
-from podracers import errors, keys, metrics, parallel, types
 from podracers import precision as precision_lib
 from podracers.sebulba import actor, jax_host, timing
 from podracers.sebulba import learner as learner_lib
@@ -37,7 +39,7 @@ class _Session:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sebulba:
+class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
     """Runs an agent on host environments, or on a JAX environment that is stepped on the host.
 
     Attributes:
@@ -129,7 +131,7 @@ class Sebulba:
             f"{self._rows_per_actor // self.num_batches} environments on "
             f"{self._threads_per_batch} threads each, x {self.rollout_length} steps = "
             f"{self.steps_per_update} agent steps an update, lag {self.lag}",
-            *parallel.memory_usage(self, self.placement.mesh),
+            *device_memory.usage(self, self.placement.mesh),
         ]
 
     def trace(self, seed: int) -> jax.stages.Traced:
@@ -147,7 +149,10 @@ class Sebulba:
         return self._learner.init(np.int32(seed))
 
     def step(
-        self, state: learner_lib.SebulbaState, num_updates: int
+        self,
+        state: learner_lib.SebulbaState,
+        num_updates: int,
+        report: metrics.Report | None = None,
     ) -> tuple[learner_lib.SebulbaState, metrics.Report]:
         """Takes `num_updates` updates; `state` is donated.
 
@@ -164,10 +169,10 @@ class Sebulba:
             session = self._sessions[0]
             session.state = None
             session.timers.learner.switch("")
-            state, report = self._update(session, state)
-            for _ in range(num_updates - 1):
-                state, part = self._update(session, state)
-                report = metrics.merge(report, part)
+            for _ in range(num_updates):
+                state, latest = self._update(session, state)
+                report = metrics.merge(report, latest) if report else latest
+            assert report is not None  # there is an update
         except BaseException:
             self.close()
             raise
@@ -216,6 +221,9 @@ class Sebulba:
         if not self._sessions:
             return metrics.Diagnostics({}, "")
         return self._sessions[0].timers.take()
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         while self._sessions:
@@ -268,6 +276,7 @@ class Sebulba:
             update=int(state.update),
         )
         self._sessions.append(session)
+        weakref.finalize(session, supervisor.cancel)  # where nobody closes the runner
         params = self._copy_params(state)
         jax.block_until_ready(list(params.values()))
         session.versions.publish(session.update, params)
@@ -282,10 +291,11 @@ class Sebulba:
         first_learner = index * place.learners_per_actor // place.actors_per_learner
         stream_key = keys.streams(key, session.update)
         is_host = environment_lib.is_host(self.environment)
+        factory, threads = self._factory, self._threads_per_batch  # the thread must not hold `self`
         return actor.Actor(
             programs=self._programs.on(place.actors[index]),
             length=self.rollout_length,
-            make=lambda part: self._factory.make(stream_key, part, self._threads_per_batch),
+            make=lambda part: factory.make(stream_key, part, threads),
             num_batches=self.num_batches,
             # The first step of a JAX environment is compiled.
             starting=pipeline.STARTING if is_host else pipeline.COMPILING,
@@ -298,5 +308,5 @@ class Sebulba:
             versions=session.versions,
             queue=session.queues[index],
             pace=timing.Pace(self.num_batches),
-            factory=self._factory,
+            factory=factory,
         )

@@ -8,8 +8,11 @@ actors, one thread each). Three rules keep a run from hanging:
   wait for as long as another one works. This detects simulators that hang, and deadlocks.
 - Closing wakes every thread that waits. A thread that does not return even then is abandoned:
   `abandoned` names it, and the process has to exit without it.
+
+The end of the interpreter closes all pipelines, because it aborts a process with a thread in JAX.
 """
 
+import atexit
 import contextlib
 import logging
 import math
@@ -48,7 +51,19 @@ class WorkerError(RuntimeError):
 
 def abandoned() -> list[str]:
     """Returns the names of the workers that are alive; call it once everything is closed."""
-    return sorted(each.name for each in threading.enumerate() if isinstance(each, Worker))
+    return sorted(worker.name for worker in _alive())
+
+
+def _alive() -> list["Worker"]:
+    return [thread for thread in threading.enumerate() if isinstance(thread, Worker)]
+
+
+@atexit.register  # after JAX, whose import registers the end of its devices: the last runs first
+def _end_workers() -> None:
+    for worker in _alive():
+        worker.supervisor.close()
+        while worker.is_alive() and worker.timer.activity[0] == COMPILING:  # which ends
+            worker.join(_POLL_PERIOD)
 
 
 def close_environments(host: environment_lib.HostEnvironment) -> None:
@@ -113,13 +128,14 @@ class Worker(threading.Thread):
 
     Attributes:
       timer: seconds by activity.
+      supervisor: the one that started it.
     """
 
     def __init__(self, name: str, work: Callable[["Worker"], None], supervisor: "Supervisor"):
         # A daemon: a simulator that never returns must not keep the interpreter alive.
         super().__init__(name=name, daemon=True)
         self.timer = Timer()
-        self._work, self._supervisor = work, supervisor
+        self._work, self.supervisor = work, supervisor
 
     def run(self) -> None:
         """Works until an exception; the supervisor keeps it, because a thread only prints it."""
@@ -130,11 +146,11 @@ class Worker(threading.Thread):
         except BaseException as error:
             if not isinstance(error, Exception):  # SystemExit: the consumer must not raise it
                 error = RuntimeError(repr(error)).with_traceback(error.__traceback__)
-            self._supervisor.fail(self.name, error)
+            self.supervisor.fail(self.name, error)
 
     def doing(self, activity: str) -> contextlib.AbstractContextManager[None]:
         """Times an activity; raises `Cancelled` if the thread is to end."""
-        self._supervisor.raise_if_ended()
+        self.supervisor.raise_if_ended()
         return self.timer(activity)
 
 
@@ -149,7 +165,7 @@ class Supervisor:
         self.timeout = math.inf if timeout is None else timeout
         self._changed = threading.Condition()
         self._failure: Exception | None = None
-        self._closing = False
+        self._deadline = math.inf  # for workers to end; infinite until the end begins
         self._workers: list[Worker] = []
         self._waiting: set[threading.Thread] = set()
         self._consumer = threading.current_thread()
@@ -203,7 +219,7 @@ class Supervisor:
     def raise_if_ended(self) -> None:
         """Raises, in a worker, `Cancelled` if it is to end; in the consumer, a worker's error."""
         if threading.current_thread() is not self._consumer:
-            if self._closing or self._failure:
+            if self._deadline < math.inf or self._failure:
                 raise Cancelled
         elif self._failure:
             raise self._failure
@@ -225,14 +241,17 @@ class Supervisor:
                     f"limit is {self.timeout:g} s (Sebulba.timeout)"
                 ).with_traceback(stack)
 
+    def cancel(self) -> None:
+        """Begins the end of every worker; takes no lock, so finalizers may call it."""
+        self._deadline = min(self._deadline, time.monotonic() + min(self.timeout, _JOIN_TIMEOUT))
+
     def close(self) -> None:
         """Ends every worker; one that does not return in time is abandoned."""
+        self.cancel()
         with self._changed:
-            self._closing = True
             self._changed.notify_all()
-        deadline = time.monotonic() + min(self.timeout, _JOIN_TIMEOUT)
         for worker in self._workers:
-            worker.join(max(deadline - time.monotonic(), 0.0))
+            worker.join(max(self._deadline - time.monotonic(), 0.0))
         watchdog.set_limit(self, None)
         if self._failure and sys.exception() is None:  # else it is raised, or a consequence
             _LOGGER.warning("a worker failed while it was closed", exc_info=self._failure)

@@ -23,7 +23,9 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterable
+from typing import Any
 
 import psutil
 
@@ -41,12 +43,12 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, si
 
 _lock = threading.Lock()  # guards the following variables
 _processes: list[subprocess.Popen] = []  # the watchdog; empty until it is needed
-_limits: dict[object, float] = {}  # seconds by owner; the shortest counts
+# Seconds by owner, while it exists; the shortest counts.
+_limits: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 _directories: set[str] = set()
-_EXIT = "exit"  # owner of a limit; stops the lines
 
 
-def set_limit(owner: object, seconds: float | None) -> None:
+def set_limit(owner: Any, seconds: float | None) -> None:
     """Ends this process once no Python thread has run for so many seconds; None ends the limit."""
     with _lock:
         _limits.pop(owner, None)
@@ -58,7 +60,7 @@ def set_limit(owner: object, seconds: float | None) -> None:
 def expect_end() -> None:
     """Ends this process, if it has a watchdog, unless it exits within `_EXIT_LIMIT`."""
     if _processes:
-        set_limit(_EXIT, _EXIT_LIMIT)
+        set_limit(expect_end, _EXIT_LIMIT)
 
 
 def add_directory(path: str) -> None:
@@ -146,7 +148,7 @@ def _start() -> None:
 
 
 def _send_lines() -> None:
-    while _EXIT not in _limits:
+    while expect_end not in _limits:
         with _lock:
             _send()
         time.sleep(_PERIOD)

@@ -44,7 +44,7 @@ Key = tuple[str, str]  # gin's: scope and selector
 Bindings = dict[Key, dict[str, Any]]
 
 
-def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> list[str]:
+def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> None:
     """Replaces gin's configuration by these files, in order, and then these bindings.
 
     Args:
@@ -52,10 +52,6 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> 
         repository, to its `gin` or to `gin/experiments`.
       gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they override the files.
       root: the class whose parameters choose the parts of the experiment.
-
-    Returns:
-      The names of bindings that were dropped, but for options of runners, because files bind those
-      of both, and for macros of options that runners have or that `gin_bindings` bind anew.
 
     Raises:
       errors.UserError: a missing or malformed file, an unknown name, an unused binding, a macro
@@ -79,7 +75,7 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> 
         raise errors.UserError(
             f"nothing binds {name}: name a file such as those in gin/experiments"
         )
-    return _drop_replaced(key, [*layers, given], given)
+    _drop_replaced(key, [*layers, given], given)
 
 
 class _Config(dict[Key, dict[str, Any]]):
@@ -273,7 +269,7 @@ def _parse_file(path: str, layers: list[Bindings]) -> None:
 def _parse_binding(binding: str) -> None:
     source = f"binding '{binding.strip()}'"
     if "=" not in binding:
-        raise errors.UserError(f"{source}: expected 'name.parameter = value'")
+        raise errors.UserError(f"{source}: expected 'name.parameter = value', in quotes")
     try:
         if "__main__." in binding:
             _register(binding)  # again: a cell of a notebook may have defined the class anew
@@ -310,7 +306,7 @@ def _register(binding: str) -> None:
         gin.parse_config("\n".join(lines))
 
 
-def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> list[str]:
+def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> None:
     """Drops bindings of replaced choices, see `parse`; refuses others that nothing uses.
 
     A binding of a file is dropped if the experiment would use it with a value that another binding
@@ -329,13 +325,6 @@ def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> li
     def is_runner(key: Key) -> bool:
         return not key[0] and hasattr(gin.config._REGISTRY[key[1]].wrapped, "steps_per_update")
 
-    # Options of runners, and macros of these and of options that the command line binds anew.
-    unnamed = {key for key in every if is_runner(key)}
-    values = [every[key] for key in unnamed]
-    values += [every.get(key, {}).get(name) for key in given for name in given[key]]
-    keys = (reference.config_key for reference in gin.config.iterate_references(values))
-    unnamed |= {key for key in keys if key[1] == _MACRO}
-    dropped = []
     for key in sorted(bound):
         scope, selector = key
         unused = [name for name in bound[key] if name not in used.get(key, ())]
@@ -352,8 +341,6 @@ def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> li
                 f"nothing uses '{part}.{refused[-1]}': this experiment has no {part}; it has "
                 + ", ".join(sorted(map(_short, parts)))
             )
-        if key not in unnamed:
-            dropped += [scope if selector == _MACRO else f"{part}.{name}" for name in unused]
         for name in unused:
             del bound[key][name]
         if not bound[key]:
@@ -362,7 +349,6 @@ def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> li
     for name, selector in references:
         if selector == _MACRO and name not in macros:
             raise errors.UserError(f"the macro %{name} has no value{errors.nearest(name, macros)}")
-    return dropped
 
 
 def _used(
@@ -453,6 +439,7 @@ _NEAREST = (
         lambda part, name: errors.nearest(name, _parameters(part)),
     ),
     (r"No module named '([\w.]+)'", gin_names.nearest_module),
+    (r"cannot import name .*", gin_names.hiding),
 )
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import logging
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,16 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from podracers import agent as agent_lib
-from podracers import contract, errors, evaluation, precision, types
+from podracers import contract, errors, evaluation, leaks, precision, types
 from podracers import environment as environment_lib
 from podracers import runner as runner_lib
 from podracers.checkpoints import storage
-from podracers.hosts import processes
 from podracers.training import config, loggers
 
 _MOST_EPISODES = 1_000_000  # limit of an evaluation; a JAX environment plays them at once
-
-_LOGGER = logging.getLogger(__name__)
 
 RunnerClass = Callable[..., runner_lib.Runner]
 
@@ -61,8 +57,10 @@ class Experiment:
         and for host environments.
       seed: seed of all random numbers.
       total_steps: agent steps over all environments; rounded up to whole updates.
-      log_period: updates between two log lines; one dispatch of the runner.
-      evaluation_period: updates between evaluations; 0 for a single one at the end.
+      log_period: updates between two log lines.
+      evaluation_period: updates between evaluations; 0 for a single one at the end; None for a
+        multiple of `log_period` that gives about twenty, of which those are left out before which
+        evaluations have taken more agent steps than training.
       evaluation_episodes: number of first episodes that each evaluation averages; None for 512 of a
         JAX environment, which runs them in parallel, or 64 of a host environment.
       greedy_evaluation_episodes: number of episodes of an evaluation that are repeated with greedy
@@ -70,7 +68,7 @@ class Experiment:
       evaluation_max_steps: agent steps after which an evaluated episode is cut; None for the
         environment's limit.
       checkpoint_period: updates between checkpoints, in addition to those at every evaluation and
-        at the end; 0 for no additional ones.
+        at the end; 0 for no additional ones; None for one every five minutes.
       checkpoint_directory: absolute path, or `gs://BUCKET/FOLDER`, for the checkpoints of this run
         only. Every process must see it, and writes its own part. None for `checkpoints` in the run
         directory, which every process must see then.
@@ -86,6 +84,9 @@ class Experiment:
       initial_best: take its best evaluated checkpoint, not the newest.
       initial_parts: nodes of the tree of parameters to take alone, such as `('encoder',)`; also
         `'normalizer'`, the statistics. None for everything.
+      on_log: function that process 0 calls with each log line, numbers by name with `step`. It may
+        add numbers, which are logged, and return True to end the run, as after its last update. A
+        resumed run calls it for later lines only.
       tracker: additional service that receives the run's metrics: `@WeightsAndBiases()`, or None.
       matmul_precision: see `precision.Precision`, as for `compute_dtype`.
       compute_dtype: dtype of encoders and cores.
@@ -97,11 +98,11 @@ class Experiment:
     seed: int
     total_steps: numbers.Integral  # number of any size; `1e9` becomes an int
     log_period: int = 10
-    evaluation_period: int = 0
+    evaluation_period: int | None = None
     evaluation_episodes: int | None = None
     greedy_evaluation_episodes: int | None = None
     evaluation_max_steps: int | None = None
-    checkpoint_period: int = 0
+    checkpoint_period: int | None = None
     checkpoint_directory: str | None = None
     checkpoint_replay: bool = True
     keep_latest: int = 3
@@ -110,6 +111,7 @@ class Experiment:
     initial_run: str | None = None
     initial_best: bool = False
     initial_parts: tuple[str, ...] | None = None
+    on_log: Callable[[dict[str, float]], bool | None] | None = None
     tracker: loggers.WeightsAndBiases | None = None
     matmul_precision: str | None = None
     compute_dtype: str = "float32"
@@ -212,7 +214,7 @@ class Experiment:
         return config.using(self._state)
 
 
-def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
+def load(gin_files: Sequence[str], gin_bindings: Sequence[str] = ()) -> Experiment:
     """Returns the experiment that .gin files and bindings describe (see `config.parse`).
 
     If they leave the runner to the environment, it is chosen here, so that the configuration names
@@ -222,22 +224,18 @@ def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
       errors.UserError: see `config.parse`; a part refuses its options; or another thread trains.
     """
 
-    def read(bindings: Sequence[str]) -> tuple[Experiment, list[str]]:
-        dropped = config.parse(gin_files, bindings, Experiment)
+    def read(bindings: Sequence[str]) -> Experiment:
+        config.parse(gin_files, bindings, Experiment)
         with config.user_errors("Experiment"):
             made = config.configurable(Experiment)()
         object.__setattr__(made, "_is_loaded", True)
-        return made, dropped
+        return made
 
     with config.exclusive():
-        settings, dropped = read(gin_bindings)
+        settings = read(gin_bindings)
         if isinstance(settings.runner, tuple):
             name = config.names_of(settings.runner_class())[0]
-            settings, dropped = read([*gin_bindings, f"RUNNER = @{name}"])
-    if dropped and processes.is_lead():
-        _LOGGER.warning(
-            "this experiment does not use these bindings of its files: %s", ", ".join(dropped)
-        )
+            settings = read([*gin_bindings, f"RUNNER = @{name}"])
     return settings
 
 
@@ -253,14 +251,14 @@ def check(parts: Parts, seed: int, tracker: loggers.WeightsAndBiases | None = No
     """
     if tracker is not None:
         loggers.require_wandb()
-    environment = parts.environment
-    if not environment_lib.is_host(environment):
-        environment_lib.refuse(environment, contract.trace_faults(environment))
-    runner = parts.runner
-    if hasattr(parts.agent, "check_run"):
-        parts.agent.check_run(runner.num_envs, runner.rollout_length, parts.num_updates)
-    runner.describe()  # checks the devices and their memory
-    runner.trace(seed)
+    environment, agent, runner = parts.environment, parts.agent, parts.runner
+    with leaks.refused(environment, agent):
+        if not environment_lib.is_host(environment):
+            environment_lib.refuse(environment, contract.trace_faults(environment))
+        if hasattr(agent, "check_run"):
+            agent.check_run(runner.num_envs, runner.rollout_length, parts.num_updates)
+        runner.describe()  # checks the devices and their memory
+        runner.trace(seed)
 
 
 def _make(part: str, make: Callable[..., Any], protocol: type, **arguments: Any) -> Any:

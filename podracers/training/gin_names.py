@@ -5,6 +5,7 @@ Nothing is imported, and gin is not used.
 
 import ast
 import functools
+import importlib.util
 import os
 import pathlib
 import re
@@ -29,6 +30,16 @@ def find(path: str) -> str:
     files = (file.relative_to(SHIPPED).as_posix() for file in SHIPPED.glob("gin/**/*.gin"))
     near = errors.nearest(path, {file.removeprefix(prefix) for file in files})
     raise errors.UserError(f"there is no gin file '{path}'{near}")
+
+
+def experiments() -> dict[str, str]:
+    """Returns the first clause of each experiment's comment, by the file's name."""
+    lines = {}
+    for file in sorted((SHIPPED / "gin" / "experiments").glob("*.gin")):
+        comment = re.split(r"^(?!# )", file.read_text("utf-8"), maxsplit=1, flags=re.MULTILINE)[0]
+        text = re.sub(r"\s*(^|\n)# ", " ", comment).strip()
+        lines[file.name] = re.split(r"[.:;,] | \(", f"{text} ")[0]
+    return lines
 
 
 def bound_names(paths: Iterable[str]) -> set[str]:
@@ -77,11 +88,23 @@ def nearest_part(name: str) -> str:
     modules = [(path.rpartition(".")[2], names) for path, names in parts().items()]
     known = {f"{module}.{part}" if "." in name else part for module, ps in modules for part in ps}
     if name in known:
-        return "; expected `from __gin__ import dynamic_registration` and its import above"
+        imports = "`from __gin__ import dynamic_registration` and its import"
+        return hiding() or f"; expected {imports} above"
     return errors.nearest(name, known)
 
 
 def nearest_module(name: str) -> str:
     """Returns the end of a message on a module that cannot be found."""
     place = " (is it in the working directory or on PYTHONPATH?)"
-    return errors.nearest(name, parts()) if is_own(name) else place
+    return hiding() or errors.nearest(name, parts()) if is_own(name) else place
+
+
+def hiding() -> str:
+    """Returns the end of a message on a user's module that hides a package; empty if none does."""
+    for package in PACKAGES:
+        if (spec := importlib.util.find_spec(package)) is None:
+            continue
+        first, *_ = spec.submodule_search_locations or [spec.origin or ""]
+        if pathlib.Path(first).resolve() != ROOT / package:
+            return f"; '{first}' hides this project's package '{package}': rename it"
+    return ""

@@ -39,6 +39,7 @@ _SHOWN = {
     "loss/total": "loss {:.4g}",
 }
 _WANDB_MODES = ("online", "offline", "disabled")
+_HPARAMS = "events.out.tfevents.0.hparams"  # read before the files of all starts
 _LINE_PERIOD = 10.0  # seconds between two lines of a log file
 
 Options = Mapping[str, bool | float | str]  # hyperparameters by name
@@ -126,54 +127,78 @@ def read_rows(path: str | pathlib.Path) -> list[dict[str, float | None]]:
 class TensorBoardLogger(Logger):
     """TensorBoard scalars, written without TensorFlow.
 
+    The members of a population are runs of TensorBoard in subfolders, such as
+    `seed_3,learning_rate=0.001`, so that a chart has a curve for each of them.
+
     Args:
       directory: folder of the event files; each start of a run adds one.
       resume_step: on resumption, the last step to keep: TensorBoard hides later ones.
+      members: options of each member of a population by its seed, such as `PPO.learning_rate`.
     """
 
-    def __init__(self, directory: str | pathlib.Path, resume_step: int | None = None):
-        self._directory = pathlib.Path(directory)
-        with storage.failures(f"write {self._directory}"):
-            # TensorBoard reads event files in the order of their names.
-            name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-            # TensorBoard's own event writer writes from a thread, which hides a full disk.
-            self._file = (self._directory / name).open("xb")
-            self._writer = record_writer.RecordWriter(self._file)
-            self._add(event_pb2.Event(file_version="brain.Event:2"))
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        resume_step: int | None = None,
+        members: Mapping[int, Mapping[str, float]] | None = None,
+    ):
+        folder, self._members = pathlib.Path(directory), members or {}
+        self._folders = {"": folder}  # by the end of metrics' names
+        for seed, options in self._members.items():
+            words = [f"{name.rpartition('.')[2]}={x:g}" for name, x in options.items()]
+            self._folders[f"/seed_{seed}"] = folder / ",".join([f"seed_{seed}", *words])
+        # TensorBoard reads event files in the order of their names.
+        self._name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        for folder in self._folders.values():
+            with storage.failures(f"write {folder}"):
+                folder.mkdir(exist_ok=True)
+            self._add(folder, event_pb2.Event(file_version="brain.Event:2"))
             if resume_step is not None:
                 session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-                self._add(event_pb2.Event(step=resume_step + 1, session_log=session))
+                self._add(folder, event_pb2.Event(step=resume_step + 1, session_log=session))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        scalars = [
-            summary_pb2.Summary.Value(tag=name, simple_value=float(value))
-            for name, value in values.items()
-            if not math.isnan(value)
-        ]
-        self._add(event_pb2.Event(step=step, summary=summary_pb2.Summary(value=scalars)))
+        summaries = {end: summary_pb2.Summary() for end in self._folders}
+        for name, value in values.items():
+            metric, mark, seed = name.rpartition("/seed_")
+            if mark + seed not in summaries:
+                metric, mark, seed = name, "", ""
+            if not math.isnan(value):
+                summaries[mark + seed].value.add(tag=metric, simple_value=float(value))
+        for end, summary in summaries.items():
+            self._add(self._folders[end], event_pb2.Event(step=step, summary=summary))
 
     def write_configuration(self, step: int, texts: Mapping[str, str], values: Options) -> None:
-        """Adds pages to the text dashboard, and this run's row to the HParams dashboard."""
-        if not texts:
-            return
+        """Adds pages to the text dashboard, and a row for each seed to the HParams dashboard."""
         for name, text in texts.items():
             code = "".join(f"    {line}\n" for line in text.splitlines())  # of Markdown
-            self._add(event_pb2.Event(step=step, summary=text_summary.text_pb(name, code)))
-        # Runs of one trial would share a row. The dashboard cuts the end of a long name.
-        folder = self._directory.resolve()
-        trial = f"{folder.name} in {folder.parent.as_posix()}"
-        trial = trial.encode(errors="surrogateescape").decode(errors="replace")  # any file name
-        self._add(event_pb2.Event(summary=hparams_summary.hparams_pb(dict(values), trial_id=trial)))
+            page = event_pb2.Event(step=step, summary=text_summary.text_pb(name, code))
+            self._add(self._folders[""], page)
+        shared = {name: x for name, x in values.items() if not name.endswith(".population_values")}
+        rows = {
+            f"/seed_{seed}": {**shared, "Experiment.seed": seed, **options}
+            for seed, options in self._members.items()
+        }
+        for end, row in (rows or {"": shared}).items():
+            # Runs of one trial would share a row. The dashboard cuts the end of a long name.
+            folder = self._folders[end].resolve()
+            trial = f"{folder.name} in {folder.parent.as_posix()}"
+            trial = trial.encode(errors="surrogateescape").decode(errors="replace")  # any file name
+            # TensorBoard keeps a row's first values: a later start replaces them.
+            with storage.failures(f"write {folder}"):
+                (folder / _HPARAMS).unlink(missing_ok=True)
+            summary = hparams_summary.hparams_pb(row, trial_id=trial)
+            self._add(folder, event_pb2.Event(summary=summary), _HPARAMS)
 
     def close(self) -> None:
-        with storage.failures(f"write {self._directory}"):
-            self._file.close()
+        """Does nothing: each event is on the disk."""
 
-    def _add(self, event: event_pb2.Event) -> None:
+    def _add(self, folder: pathlib.Path, event: event_pb2.Event, name: str | None = None) -> None:
         event.wall_time = time.time()
-        with storage.failures(f"write {self._directory}"):
-            self._writer.write(event.SerializeToString())
-            self._file.flush()
+        # TensorBoard's own event writer writes from a thread, which hides a full disk.
+        path = folder / (name or self._name)
+        with storage.failures(f"write {folder}"), path.open("ab") as file:
+            record_writer.RecordWriter(file).write(event.SerializeToString())
 
 
 class TerminalLogger(Logger):
@@ -237,7 +262,7 @@ def require_wandb() -> Any:
     try:
         import wandb.errors  # noqa: PLC0415 (optional; a folder `wandb` has no `wandb.errors`)
     except ImportError as error:
-        message = "WeightsAndBiases needs the package wandb: pip install 'podracers[wandb]'"
+        message = "WeightsAndBiases needs the package wandb: pip install wandb"
         raise errors.UserError(message) from error
     return wandb
 

@@ -10,20 +10,33 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
 import jax
 import numpy as np
 
-from podracers import environment, errors, evaluation, metrics, parallel, population
+from podracers import (
+    device_memory,
+    environment,
+    errors,
+    evaluation,
+    keys,
+    metrics,
+    parallel,
+    population,
+)
 from podracers.checkpoints import checkpoint, storage
 from podracers.hosts import peers, processes
 from podracers.supervision import watchdog
 from podracers.training import config, initial_run, loggers, run_directory
 from podracers.training import experiment as experiment_lib
 from podracers.training import summary as summary_lib
+
+_SAVE_PERIOD = 300.0  # seconds between checkpoints, where no option counts updates between them
+_NUM_EVALUATIONS = 20  # of a run, about, where no option counts updates between them
+_DISPATCH_TIME = 5.0  # seconds, about: a stop waits for the end of a dispatch
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -75,11 +88,12 @@ class Clock:
     training: float = 0.0  # seconds of dispatches, without the first one of each start
     steps: int = 0  # agent steps in `training`
     first_dispatch: float = 0.0  # seconds of the first dispatches of all starts; they compile
+    evaluation_steps: int = 0  # agent steps of evaluations, of one member of the population
 
     def __post_init__(self):
         self._start = time.perf_counter() - self.wall
         self._is_compiled = False
-        self.latest_rate = math.nan  # agent steps per second of the latest dispatch
+        self._lap = self.training, self.steps  # at the latest call of `lap_rate`
 
     @property
     def elapsed(self) -> float:
@@ -99,7 +113,12 @@ class Clock:
             return
         self.training += seconds
         self.steps += steps
-        self.latest_rate = steps / seconds
+
+    def lap_rate(self) -> float:
+        """Returns agent steps per second since the last call; NaN without a compiled dispatch."""
+        seconds, steps = self.training - self._lap[0], self.steps - self._lap[1]
+        self._lap = self.training, self.steps
+        return steps / seconds if seconds else math.nan
 
     def record(self) -> dict[str, float]:
         """Returns the fields, from which a later start continues."""
@@ -157,6 +176,10 @@ class Run:
         self._progress = progress
         self._stop = stop
         self._stopping = False  # agreed on by all processes
+        self._is_over = False  # `Experiment.on_log` has ended the run
+        self._report: metrics.Report | None = None  # of the updates since the last log line
+        self._pace = math.inf  # seconds of an update in the latest dispatch
+        self._saved = time.perf_counter()  # when the latest checkpoint was begun
         if experiment.checkpoint_directory is not None:
             directory.checkpoints = storage.path(experiment.checkpoint_directory)
         self._runner = runner = parts.runner
@@ -165,6 +188,11 @@ class Run:
         self._seeds = list(seeds) if runner.population > 1 else []
         self._update = 0
         self._origin: dict[str, Any] = {}  # the run that it began with, for records
+        if (period := experiment.evaluation_period) is None:
+            periods = parts.num_updates / experiment.log_period
+            count = max(1, round(periods / _NUM_EVALUATIONS)) if periods > 1 else 0
+            period = experiment.log_period * count
+        self._evaluation_period = period
         self._resume = resume
         self._is_configuration_kept = False
         # See `metrics.Report`; replay keeps observations.
@@ -187,6 +215,7 @@ class Run:
                     self._print_line(line)
                 if parts.evaluator.environment is not parts.environment:
                     self._print_line("evaluations: in the environment's evaluation_environment")
+                self._print_line(self._schedule())
                 self._state = runner.init(experiment.seed)
                 if not resume or not self._restore():
                     self._begin(initial or initial_run.load(experiment, parts))
@@ -217,25 +246,65 @@ class Run:
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), template
             )
             self._state = None
-        restored = self._checkpointer.restore(template)
+        restored = self._checkpointer.restore(template, check=self._require_same_run)
         assert restored is not None  # there is a latest step
         step, self._state, metadata = restored
         self._update = metadata["update"]
-        for name, saved, given in (
-            ("seed", metadata["seed"], self._experiment.seed),
-            ("agent steps per update", step // self._update, self._runner.steps_per_update),
-        ):
-            if saved != given:
-                raise errors.UserError(f"a resumed run keeps its {name}, {saved}: got {given}")
-        if self._update > self._parts.num_updates:
+        self._clock = Clock(**metadata["clock"])
+        self._is_over = metadata.get("is_over", False) and self._experiment.on_log is not None
+        if record := metadata.get("report"):
+            report = metrics.Report.recorded(record)
+            _, expected = self._runner.trace(self._experiment.seed).out_info
+            if jax.tree.structure(report) == jax.tree.structure(expected):  # else a changed option
+                self._report = report
+        self._origin = {name: metadata[name] for name in metadata if name == "initial_run"}
+        saved, current = metadata.get("rounding", {}), summary_lib.rounding()
+        for name in (name for name in saved if saved[name] != current.get(name)):
+            self._print_line(f"changed: {name}: {saved[name]!r} -> {current.get(name)!r}")
+        self._print_line(f"resuming from step {step:,}")
+        return True
+
+    def _fixed(self) -> dict[str, Any]:
+        """Returns the settings that a resumed run keeps, as JSON holds them."""
+        values = self._runner.population_values.items()
+        return {
+            "seed": self._experiment.seed,
+            "population": self._runner.population,
+            "population_values": {name: list(numbers) for name, numbers in values},
+            **keys.generator(),
+        }
+
+    def _require_same_run(self, step: int, metadata: Mapping[str, Any]) -> None:
+        """Raises `errors.UserError` for the checkpoint of another run, by its metadata.
+
+        Those of earlier versions lack some settings.
+        """
+        current = self._fixed() | {"agent steps per update": self._runner.steps_per_update}
+        saved = {**metadata, "agent steps per update": step // metadata["update"]}
+        for name, value in current.items():
+            if saved.get(name, value) != value:
+                raise errors.UserError(
+                    f"a resumed run keeps its {name}, {saved[name]!r}: got {value!r}"
+                )
+        if metadata["update"] > self._parts.num_updates:
             raise errors.UserError(
                 f"Experiment.total_steps: expected at least {step}, the steps of the checkpoint; "
                 f"got {self._experiment.total_steps}"
             )
-        self._clock = Clock(**metadata["clock"])
-        self._origin = {name: metadata[name] for name in metadata if name == "initial_run"}
-        self._print_line(f"resuming from step {step:,}")
-        return True
+
+    def _schedule(self) -> str:
+        """Returns a line on the updates or times at which the run evaluates and saves."""
+
+        def every(period: int) -> str:
+            steps = period * self._runner.steps_per_update
+            return f"every {period:,} updates ({steps:,} agent steps)" if period else ""
+
+        saves = f"every {_SAVE_PERIOD / 60:g} minutes"
+        if (period := self._experiment.checkpoint_period) is not None:
+            saves = every(period)
+        evaluates = " and ".join(filter(None, [every(self._evaluation_period), "at the end"]))
+        saves = ", ".join(filter(None, [saves, "after evaluations and at the end"]))
+        return f"evaluates {evaluates}; saves {saves}"
 
     def _earlier_checkpoints(self) -> str | None:
         """Returns the run's own folder, or that of `config.gin`, if there are checkpoints in it."""
@@ -266,8 +335,9 @@ class Run:
         """
         with self._exits, self._experiment.configured():
             self._open_loggers()
-            while not self._must_stop() and self._update < self._parts.num_updates:
+            while not (self._stopping or self._is_over) and self._update < self._parts.num_updates:
                 self._run_period()
+            self._stopping = self._stopping or processes.any_process(bool(self._stop))
             if not self._stopping and (summary := self._finish()) is not None:
                 return summary
             if self._update:  # before the first update there is no progress to save
@@ -281,7 +351,12 @@ class Run:
         if not processes.is_lead():
             return
         resumed = self.steps if self._resume else None
-        self._loggers.append(loggers.TensorBoardLogger(self._directory.path, resumed))
+        agent = type(self._parts.agent).__name__
+        members = {
+            row["seed"]: {f"{agent}.{name}": x for name, x in row["values"].items()}
+            for row in population.rows(self._runner.population_values, self._seeds, {})
+        }
+        self._loggers.append(loggers.TensorBoardLogger(self._directory.path, resumed, members))
         self._loggers.append(loggers.JsonlLogger(self._directory.metrics, resumed))
         if (tracker := self._experiment.tracker) is not None:
             self._loggers.append(tracker.open(self._directory, self._resume))
@@ -291,24 +366,72 @@ class Run:
         for logger in self._loggers:
             self._exits.push(_closing(logger.close))
 
-    def _must_stop(self) -> bool:
-        """Returns whether a signal has reached any process; all processes call it together."""
-        self._stopping = self._stopping or processes.any_process(bool(self._stop))
-        return self._stopping
-
     def _run_period(self) -> None:
-        """Runs the updates of one log period, then logs, evaluates and saves as they are due."""
-        experiment, first_step = self._experiment, self.steps
-        report = self._take_updates()
+        """Runs updates to the next boundary of any period, then logs, evaluates and saves as due.
+
+        It returns earlier, without a log line, if the run is to stop: the report is saved.
+        TensorBoard (with its profile plugin) and Perfetto read the trace of `profile_update`.
+        """
+        options = self._experiment
+        periods = (options.log_period, self._evaluation_period, options.checkpoint_period)
+        distances = [period - self._update % period for period in periods if period]
+        end = min(self._update + min(distances), self._parts.num_updates)
+        profiler, profiled = contextlib.nullcontext(), options.profile_update
+        if profiled in range(self._update, end) and processes.is_lead():
+            folder = self._directory.path / "profile"
+            profiler = jax.profiler.trace(folder, create_perfetto_trace=True)
+        with profiler:
+            while self._update < end:
+                if not (size := self._next_size(end - self._update)):
+                    return
+                self._dispatch(size)
+        self._end_period()
+
+    def _next_size(self, most: int) -> int:
+        """Returns the number of updates of the next dispatch, or 0 to stop.
+
+        All processes call it together; it saves if the clock of process 0 requires it.
+        """
+        size = min(most, self._runner.updates_per_dispatch or most)
+        size = max(1, min(size, int(_DISPATCH_TIME / self._pace)))
+        by_clock = self._experiment.checkpoint_period is None
+        is_due = by_clock and time.perf_counter() - self._saved >= _SAVE_PERIOD
+        agreed = processes.all_numbers(bool(self._stop), is_due, size)
+        self._stopping = bool(np.any(agreed[:, 0]))
+        if self._stopping:
+            return 0
+        _, is_due, size = agreed[0].tolist()
+        if is_due and self._update:
+            self._save(None)
+        return size
+
+    def _dispatch(self, size: int) -> None:
+        """Runs some updates, and adds them to the report of the log period."""
+        first_step, start = self.steps, time.perf_counter()
+        self._state, report = self._runner.step(self._state, size, self._report)
+        self._report = report = jax.device_get(report)
+        seconds = time.perf_counter() - start
+        self._pace = seconds / size
+        self._clock.add_dispatch(seconds, size * self._runner.steps_per_update)
+        self._update += size
+        if self._update == 1:
+            self._require_equal_replicas(1)
         self._directory.lock.require_there()
         if processes.is_lead():
             self._write_configuration(first_step)
         self._check(report)
+
+    def _end_period(self) -> None:
+        """Logs the report of a period, evaluates and saves, as due."""
+        experiment, report = self._experiment, self._report
+        assert report is not None
+        self._report = None
         values = metrics.summarize(report.means, self._seeds)
         diagnostics = self._runner.diagnostics()
         values |= diagnostics.values
-        values["steps_per_second"] = self._clock.latest_rate
+        values["steps_per_second"] = self._clock.lap_rate()
         values["wall_time"] = self._clock.elapsed
+        values |= {f"memory/{name}": size for name, size in device_memory.in_use().items()}
 
         # Print a verdict of a new kind, such as "learner-bound", once two periods agree on it.
         kind = diagnostics.verdict.partition(":")[0]
@@ -318,11 +441,15 @@ class Run:
         self._latest_verdict = kind
 
         score = None
-        if experiment.evaluation_period and self._update % experiment.evaluation_period == 0:
+        if self._is_evaluation_due():
             score, results, _ = self._evaluate()
             for prefix, episodes in results.by_prefix().items() if results else ():
                 for name, mean in episodes.means().items():
                     values |= metrics.label(f"evaluation/{prefix}{name}", mean, self._seeds)
+        if experiment.on_log is not None:
+            values = {"step": self.steps, **values}
+            self._is_over = processes.on_lead(lambda: self._call_on_log(values))
+            del values["step"]
         for logger in self._loggers:
             logger.write(self.steps, values)
         period = experiment.checkpoint_period
@@ -330,35 +457,30 @@ class Run:
         if score is not None or due:
             self._save(score)
 
-    def _take_updates(self) -> metrics.Report:
-        """Runs updates up to the next boundary of any period, or fewer if the run is to stop.
+    def _is_evaluation_due(self) -> bool:
+        """Returns whether to evaluate now; by default not beyond the agent steps of training."""
+        if self._experiment.evaluation_period is None and self._clock.evaluation_steps > self.steps:
+            return False
+        period = self._evaluation_period
+        return period > 0 and self._update % period == 0
 
-        TensorBoard (with its profile plugin) and Perfetto read the trace of `profile_update`.
-        """
-        options = self._experiment
-        periods = (options.log_period, options.evaluation_period, options.checkpoint_period)
-        distances = [period - self._update % period for period in periods if period]
-        count = min(*distances, self._parts.num_updates - self._update)
-        profiler, profiled = contextlib.nullcontext(), options.profile_update
-        if profiled in range(self._update, self._update + count) and processes.is_lead():
-            folder = self._directory.path / "profile"
-            profiler = jax.profiler.trace(folder, create_perfetto_trace=True)
-        chunk = self._runner.updates_per_dispatch or count
-        report, taken, start = None, 0, time.perf_counter()
-        with profiler:
-            while taken < count and not (taken and self._must_stop()):
-                is_first = self._update + taken == 0
-                size = 1 if is_first else min(chunk, count - taken)
-                self._state, part = self._runner.step(self._state, size)
-                report = part if report is None else metrics.merge(report, part)
-                taken += size
-                if is_first:
-                    self._require_equal_replicas(1)
-            report = jax.device_get(report)
-        steps = taken * self._runner.steps_per_update
-        self._clock.add_dispatch(time.perf_counter() - start, steps)
-        self._update += taken
-        return report
+    def _call_on_log(self, values: dict[str, float]) -> bool:
+        """Returns whether `Experiment.on_log` ends the run; it may add numbers to `values`."""
+        function = self._experiment.on_log
+        assert function is not None
+        answer = function(values)
+        if answer not in (None, False, True):
+            raise errors.UserError(
+                f"Experiment.on_log: expected True to end the run, or None; got {answer!r}"
+            )
+        for name, value in values.items():
+            if not isinstance(value, int | float | np.number):
+                raise errors.UserError(
+                    f"Experiment.on_log: expected a number for '{name}', got {value!r}"
+                )
+        if answer:
+            self._print_line(f"Experiment.on_log ends the run at {self.steps:,} steps")
+        return bool(answer)
 
     def _check(self, report: metrics.Report) -> None:
         """Raises an error, with member and update, for a broken rule or a metric of NaN.
@@ -422,7 +544,10 @@ class Run:
         played = evaluation.play_together(play)
         uniform = played.pop() if played and final else None
         results = evaluation.Evaluation(*played) if played else None
-        return processes.on_lead(lambda: results and results.score), results, uniform
+        outcome = results and (results.score, results.num_steps)
+        score, steps = processes.on_lead(lambda: outcome) or (None, 0)
+        self._clock.evaluation_steps += steps // self._runner.population
+        return score, results, uniform
 
     def _require_equal_replicas(self, update: int) -> None:
         """Raises `errors.RunFailure` if devices hold different copies of a replicated leaf."""
@@ -440,11 +565,14 @@ class Run:
         self._require_equal_replicas(self._update)
         metadata = {
             "update": self._update,
-            "seed": self._experiment.seed,
-            "population": self._runner.population,
             "clock": self._clock.record(),
+            "report": self._report and self._report.record(),
+            "is_over": self._is_over,
+            "rounding": summary_lib.rounding(),
+            **self._fixed(),
             **self._origin,
         }
+        self._saved = time.perf_counter()
         params = self._runner.actor_params(self._state)
         self._checkpointer.save(self.steps, self._state, params, metadata, score)
 
@@ -503,6 +631,7 @@ class Run:
             "wall_time_s": round(self._clock.elapsed, 3),
             "steps_per_second": None if math.isnan(rate) else round(rate, 1),
             "first_dispatch_s": round(self._clock.first_dispatch, 3),  # compilation included
+            "memory": device_memory.in_use(),
             "seed": self._experiment.seed,
             "updates": self._update,
             "best_checkpoint": self._checkpointer.best_step(),

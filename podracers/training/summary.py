@@ -18,6 +18,7 @@ from podracers import errors
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "podracers")
+_COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
 
 
 def provenance() -> dict[str, Any]:
@@ -36,6 +37,16 @@ def provenance() -> dict[str, Any]:
         "versions": versions,
         "commit": _commit() or _installed_commit(),
         **_other_code(),
+    }
+
+
+def rounding() -> dict[str, str | None]:
+    """Returns settings, outside of an experiment, that change the rounding of its results."""
+    return {
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "platform": jax.default_backend(),
+        "jax_default_matmul_precision": jax.config.values["jax_default_matmul_precision"],
+        **{name: os.environ.get(name) for name in _COMPILER_FLAGS},
     }
 
 

@@ -23,7 +23,7 @@ def benchmark_agent(algorithm: str, repeats: int, bindings: Sequence[str] = ()) 
         runner: measure.build(measure.files(name, runner), bindings) for runner in measure.RUNNERS
     }
     steppers = {
-        key: measure.Stepper(each.runner, lead_in=measure.LEAD_IN) for key, each in parts.items()
+        key: measure.Stepper(part.runner, lead_in=measure.LEAD_IN) for key, part in parts.items()
     }
     rates = measure.take_turns(steppers, repeats)
     parts["Sebulba"].runner.close()
@@ -33,9 +33,9 @@ def benchmark_agent(algorithm: str, repeats: int, bindings: Sequence[str] = ()) 
     steps = runner.steps_per_update
     gradients = float(agent.buffer.mean_gradient_steps(steps))
     rows = []
-    for key, own in rates.items():
-        case, per_second = {"experiment": name, "runner": key}, np.array(own) * gradients / steps
-        rows.append(measure.speed(own, **case))
+    for key, speeds in rates.items():
+        case, per_second = {"experiment": name, "runner": key}, np.array(speeds) * gradients / steps
+        rows.append(measure.speed(speeds, **case))
         rows.append(records.row("gradient steps", "gradient steps/s", per_second, **case))
     compiled: Any = runner.trace(0).lower().compile().memory_analysis()
     memory = {  # bytes on each device
@@ -72,14 +72,14 @@ def benchmark_lpg(repeats: int, bindings: Sequence[str] = ()) -> records.Result:
         name: dataclasses.replace(runner, agent=dataclasses.replace(agent, recompute=recompute))
         for name, recompute in {"Anakin": False, "Anakin, recomputing": True}.items()
     }
-    steppers = {name: measure.Stepper(each, 1) for name, each in runners.items()}
+    steppers = {name: measure.Stepper(runner, 1) for name, runner in runners.items()}
     rates = measure.take_turns(steppers, repeats)
     rows = []
-    for name, each in runners.items():
+    for name, variant in runners.items():
         rate = [lifetimes.num_envs * value for value in rates[name]]
         rows.append(records.row("speed", "environment steps/s", rate, program=name))
-        found: Any = each.trace(0).lower().compile().memory_analysis()
-        size = found.argument_size_in_bytes + found.temp_size_in_bytes
+        memory: Any = variant.trace(0).lower().compile().memory_analysis()
+        size = memory.argument_size_in_bytes + memory.temp_size_in_bytes
         rows.append(records.row("memory of the compiled update", "bytes", size, program=name))
     size = f"{runner.num_envs} lifetimes x {lifetimes.num_envs} environments"
     size += f" x T = {agent.chunk_length} x (K + 1 = {agent.updates + 1})"

@@ -119,12 +119,12 @@ def _serve(parent: Any, log: pathlib.Path | None, make: Callable[..., Any], argu
         with log.open("ab") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-    made = None
+    instance = None
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
         while name := parent.recv():
             try:
-                made = make(*arguments) if made is None else made
-                value = getattr(made, name)
+                instance = make(*arguments) if instance is None else instance
+                value = getattr(instance, name)
                 parent.send(value() if callable(value) else value)
             except (errors.UserError, errors.RunFailure) as error:
                 parent.send(type(error)(errors.first_line(error)))

@@ -81,8 +81,8 @@ def _parity() -> records.Result:
     except RuntimeError as error:
         notes.append(f"not compared with the CPU: {errors.first_line(error)}")
     rows = []
-    for name, found in others.items():
-        for updates, ours, theirs in zip(_UPDATES, anakin, found, strict=True):
+    for name, other in others.items():
+        for updates, ours, theirs in zip(_UPDATES, anakin, other, strict=True):
             pairs = [*zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)]
             largest = max(float(np.max(np.abs(x))) for x, _ in pairs)
             share = max(float(np.max(np.abs(x - y))) for x, y in pairs) / largest
@@ -100,13 +100,13 @@ def _parity() -> records.Result:
 def _after(name: str, bindings: Sequence[str] = ()) -> list[types.PyTree]:
     """Returns the acting parameters after each number of `_UPDATES`, on the host."""
     runner = measure.build(measure.files("catch_ppo", name), bindings).runner
-    state, taken, found = runner.init(0), 0, []
+    state, taken, params = runner.init(0), 0, []
     for updates in _UPDATES:
         state, _ = runner.step(state, updates - taken)
         taken = updates
-        found.append(jax.device_get(runner.actor_params(state)))
+        params.append(jax.device_get(runner.actor_params(state)))
     runner.close()
-    return found
+    return params
 
 
 def _gradients(repeats: int, batches: Sequence[int]) -> records.Result:
@@ -119,7 +119,7 @@ def _gradients(repeats: int, batches: Sequence[int]) -> records.Result:
         acting = dataclasses.replace(learning, agent=not_learning)
         updates = max(1, 2048 // num_envs)
         turns = {"acting": acting, "whole": learning}
-        steppers = {name: measure.Stepper(each, updates) for name, each in turns.items()}
+        steppers = {name: measure.Stepper(runner, updates) for name, runner in turns.items()}
         seconds = {
             name: learning.steps_per_update / np.array(rates)
             for name, rates in measure.take_turns(steppers, repeats).items()
@@ -142,13 +142,13 @@ def _environments(repeats: int, bindings: Sequence[str], small: bool) -> records
     rows, result = [], None
     configurations = [(8, 1, 2)] if small else itertools.product((32, 128, 256), (1, 2), (1, 2))
     for num_envs, threads, batches in configurations:
-        own = (
+        setting = (
             f"NUM_ENVS = {num_envs}",
             f"sebulba.Sebulba.actor_devices = {(0,) * threads}",
             f"sebulba.Sebulba.batches_per_actor = {batches}",
             "sebulba.Sebulba.learner_devices = (0,)",
         )
-        result = sebulba_speed.benchmark_environments(repeats, [*own, *bindings])
+        result = sebulba_speed.benchmark_environments(repeats, [*setting, *bindings])
         case = {"environments": num_envs, "threads": threads, "batches of each": batches}
         rows += [dataclasses.replace(row, case={**case, **row.case}) for row in result.rows]
     assert result is not None
@@ -180,9 +180,9 @@ def _learning() -> records.Result:
         state, report = parts.runner.step(parts.runner.init(settings.seed), parts.num_updates)
         jax.block_until_ready((state, report))
         taken, params = time.perf_counter() - start, parts.runner.actor_params(state)
-        found = parts.evaluator.run(params, evaluation.run_key(settings.seed))
+        result = parts.evaluator.run(params, evaluation.run_key(settings.seed))
         parts.runner.close()
-        mean = float(np.mean(found.returns))
+        mean = float(np.mean(result.returns))
         rows.append(records.row("return of the final evaluation", "return", mean, runner=runner))
         rows.append(records.row("training, compiling included", "s", taken, runner=runner))
         verdict = "learns" if mean >= _CATCH_SOLVED else "DOES NOT LEARN"

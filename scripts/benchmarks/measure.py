@@ -35,7 +35,7 @@ def files(name: str, runner: str) -> list[str]:
 def take_turns(turns: Mapping[str, Turn], repeats: int) -> dict[str, list[float]]:
     """Measures each in turn, `repeats` times; the first round warms up and is discarded."""
     rounds = [{name: turn() for name, turn in turns.items()} for _ in range(repeats + 1)]
-    return {name: [each[name] for each in rounds[1:]] for name in turns}
+    return {name: [rates[name] for rates in rounds[1:]] for name in turns}
 
 
 class Stepper:

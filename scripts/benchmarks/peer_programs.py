@@ -89,8 +89,8 @@ def cleanba(task: str, updates: int, folder: pathlib.Path) -> None:
     def loop(function, carry, inputs):
         outputs = []
         for i in range(len(jax.tree_util.tree_leaves(inputs)[0])):
-            carry, made = function(carry, jax.tree_util.tree_map(lambda x, i=i: x[i], inputs))
-            outputs.append(made)
+            carry, output = function(carry, jax.tree_util.tree_map(lambda x, i=i: x[i], inputs))
+            outputs.append(output)
         return carry, jax.tree_util.tree_map(lambda *xs: jnp.stack(xs), *outputs)
 
     def scan(function, carry, inputs=None, *arguments, original=jax.lax.scan, **options):
@@ -135,8 +135,8 @@ if __name__ == "__main__":
     _OUT = os.dup(1)
     os.dup2(2, 1)  # other output is no answer
     peer, task, updates, folder = sys.argv[1:]
-    made = {"purejaxrl": purejaxrl, "rejax": rejax, "cleanba": cleanba}[peer]
-    train = made(task, int(updates), pathlib.Path(folder))
+    make = {"purejaxrl": purejaxrl, "rejax": rejax, "cleanba": cleanba}[peer]
+    train = make(task, int(updates), pathlib.Path(folder))
     while train and sys.stdin.readline():
         start = time.perf_counter()
         train()

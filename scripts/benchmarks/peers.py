@@ -173,7 +173,9 @@ def benchmark(folder: pathlib.Path, repeats: int) -> records.Result:
         with contextlib.ExitStack() as stack:
             ours = stack.enter_context(contender.together(makers, name))
             programs: dict[str, Any] = {**ours}
-            turns = {key: _Turns(own, task.steps, 2 * task.updates) for key, own in ours.items()}
+            turns = {
+                key: _Turns(program, task.steps, 2 * task.updates) for key, program in ours.items()
+            }
             for peer in task.peers:
                 programs[peer] = _Peer(peer, name, folder)
                 stack.callback(programs[peer].close)
@@ -187,7 +189,7 @@ def benchmark(folder: pathlib.Path, repeats: int) -> records.Result:
                 start = turns[program].start(task.lead_in)
                 rows.append(records.row("start to first update", "s", start, **case))
             pairs = itertools.product(ours, task.peers)
-            rows += [measure.ratio(rates, own, peer, work=task.name) for own, peer in pairs]
+            rows += [measure.ratio(rates, *pair, work=task.name) for pair in pairs]
     commits = {name: _commit(folder / name) for name in ("purejaxrl", "cleanba")}
     return records.Result(
         "Training speed of this project and of others at equal work, measured alternately, each in "

@@ -50,6 +50,6 @@ def build(name: str, num_envs: int) -> anakin.Anakin:
         agent = ppo.PPO(environment.spec, network=network, epochs=1, num_minibatches=1)
         return anakin.Anakin(agent, environment, num_envs, rollout_length=32)
     files, bindings = [f"gin/experiments/{name}_ppo.gin"], [f"NUM_ENVS = {num_envs}"]
-    found = measure.build(files, bindings).runner
-    assert isinstance(found, anakin.Anakin)
-    return found
+    runner = measure.build(files, bindings).runner
+    assert isinstance(runner, anakin.Anakin)
+    return runner

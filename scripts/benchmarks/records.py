@@ -11,6 +11,7 @@ from podracers import errors
 from podracers.scripts.results import markdown
 
 _NO_UNITS = ("ratio", "share")
+_ACRONYMS = ("dqn", "h100", "impala", "lpg", "tpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +41,11 @@ class Row:
 
 def row(measure: str, unit: str, values: Iterable[float] | float, **case: str | int) -> Row:
     """Summarises one measurement, or repeated ones, to six significant digits."""
-    values = [float(each) for each in (values if isinstance(values, Iterable) else [values])]
-    found = {"median": statistics.median(values)}
+    values = [float(value) for value in (values if isinstance(values, Iterable) else [values])]
+    spread = {"median": statistics.median(values)}
     if len(values) > 1:
-        found |= {"min": min(values), "max": max(values)}
-    return Row(measure, unit, case, **{name: float(f"{x:.6g}") for name, x in found.items()})
+        spread |= {"min": min(values), "max": max(values)}
+    return Row(measure, unit, case, **{name: float(f"{x:.6g}") for name, x in spread.items()})
 
 
 def short(number: float) -> str:
@@ -86,22 +87,22 @@ class Record:
 
     def section(self, stem: str, file: str) -> str:
         """Returns the tables of a file, as Markdown; its stem is not repeated as a heading."""
-        made = self.provenance
-        cpu = f", {made['cpu']}" if "cpu" in made else ""
-        versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+        origin = self.provenance
+        cpu = f", {origin['cpu']}" if "cpu" in origin else ""
+        versions = ", ".join(f"{name} {version}" for name, version in origin["versions"].items())
         parts = [
             f"- Command: `python {self.command}`; [raw figures]({file})\n"
-            f"- Hardware: {made['device']} ({made['host_cores']} host cores{cpu})\n"
-            f"- Commit: {made['commit'] or 'unknown'}\n- Versions: {versions}\n"
+            f"- Hardware: {origin['device']} ({origin['host_cores']} host cores{cpu})\n"
+            f"- Commit: {origin['commit'] or 'unknown'}\n- Versions: {versions}\n"
         ]
         groups: dict[str, list[Result]] = {}
         for name, result in self.results.items():
             groups.setdefault(result.group or name, []).append(result)
         for heading, results in groups.items():
             notes = dict.fromkeys(note for result in results for note in result.notes)
-            parts += [f"### {heading}\n"] if [*groups] != [stem] else []
+            parts += [f"### {_title(heading)}\n"] if [*groups] != [stem] else []
             parts += [f"{results[0].about}\n"]
-            parts += tables([each for result in results for each in result.rows])
+            parts += tables([row for result in results for row in result.rows])
             parts += ["".join(f"- {note}\n" for note in notes)] if notes else []
         return "\n".join(parts)
 
@@ -109,14 +110,14 @@ class Record:
 def read(path: pathlib.Path) -> Record:
     """Returns a file of results; raises errors.UserError if it has another schema."""
 
-    def made(content: dict[str, Any]) -> Record:
+    def parse(content: dict[str, Any]) -> Record:
         results = {}
-        for name, each in content.pop("results").items():
-            rows, notes = tuple(Row(**row) for row in each["rows"]), tuple(each.get("notes", ()))
-            results[name] = Result(each["about"], rows, notes, each.get("group"))
+        for name, entry in content.pop("results").items():
+            rows, notes = tuple(Row(**row) for row in entry["rows"]), tuple(entry.get("notes", ()))
+            results[name] = Result(entry["about"], rows, notes, entry.get("group"))
         return Record(content.pop("command"), results, content)
 
-    return markdown.read_json(path, made)
+    return markdown.read_json(path, parse)
 
 
 def page(folder: pathlib.Path) -> str:
@@ -134,8 +135,14 @@ def page(folder: pathlib.Path) -> str:
     ]
     for path in paths:
         section = read(path).section(path.stem, f"{folder.name}/{path.name}")
-        parts.append(f"## {path.stem}\n\n{section}")
+        parts.append(f"## {_title(path.stem)}\n\n{section}")
     return "\n".join(parts)
+
+
+def _title(name: str) -> str:
+    """Returns the name of a file or a benchmark in words."""
+    words = [word.upper() if word in _ACRONYMS else word for word in name.split("_")]
+    return " ".join([words[0][0].upper() + words[0][1:], *words[1:]])
 
 
 def tables(rows: Iterable[Row]) -> list[str]:
@@ -144,18 +151,18 @@ def tables(rows: Iterable[Row]) -> list[str]:
     The first key of a case gives the lines of a table, the others its columns.
     """
     tables: dict[str, dict[tuple[str, str], str]] = {}
-    for each in rows:
-        title = each.measure if each.unit in _NO_UNITS else f"{each.measure}, {each.unit}"
-        line, *others = [*map(str, each.case.values())] or [""]
-        first, *keys = [*each.case] or [""]
+    for row in rows:
+        title = row.measure if row.unit in _NO_UNITS else f"{row.measure}, {row.unit}"
+        line, *others = [*map(str, row.case.values())] or [""]
+        first, *keys = [*row.case] or [""]
         if keys:
             heading, column = f"{title}: {first}, by {' and '.join(keys)}", ", ".join(others)
         else:
             heading, column = first, title
-        tables.setdefault(heading, {})[line, column] = each.spread
-    made = []
+        tables.setdefault(heading, {})[line, column] = row.spread
+    texts = []
     for heading, cells in tables.items():
         lines, columns = (dict.fromkeys(place[axis] for place in cells) for axis in (0, 1))
         body = [[line, *(cells.get((line, column), "") for column in columns)] for line in lines]
-        made.append(markdown.table([heading, *columns], body))
-    return made
+        texts.append(markdown.table([heading, *columns], body))
+    return texts

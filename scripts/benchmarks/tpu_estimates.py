@@ -110,19 +110,19 @@ def benchmark_agent(
         if EXPERIMENTS[agent]:
             cases["Sebulba"] = (*EXPERIMENTS[agent], preset), _BINDINGS.get(agent, ())
         for kind, (files, needed) in cases.items():
-            made = experiment.load(files, [*needed, *bindings])
+            settings = experiment.load(files, [*needed, *bindings])
             name = f"{agent}, {kind}" + (f", {count} chips" if count > 1 else "")
             notes.append(f"{name}: {', '.join([*files, *needed])}")
-            parts = made.build()
+            parts = settings.build()
             with parallel.compiling_for(devices):
-                programs = _compile_all(parts, made.seed)
+                programs = _compile_all(parts, settings.seed)
                 rows += _rows(name, parts.runner, programs)
-            for program, each in programs.items():
-                remarks = [f"does not compile: {each.failure}"] if each.failure else []
-                for cycles, operation in each.loops:
+            for part, program in programs.items():
+                remarks = [f"does not compile: {program.failure}"] if program.failure else []
+                for cycles, operation in program.loops:
                     cost = f"takes {records.short(cycles)} cycles"
                     remarks.append(f"a pass of the loop `{operation}` {cost}")
-                notes += [f"{name}, {program}: {remark}" for remark in remarks]
+                notes += [f"{name}, {part}: {remark}" for remark in remarks]
     return records.Result(
         "The TPU compiler's estimates for chips of a v5e of 1.5 GHz, with the presets of "
         f"gin/hardware: compiled by libtpu {version}, not run. The host, simulators, copies beside "
@@ -162,12 +162,12 @@ def benchmark_costs(
             # The compiler may crash, and then takes its process with it.
             with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
                 try:
-                    found = pool.submit(_speed_and_time, files, bindings, count, folder).result()
+                    estimate = pool.submit(_speed_and_time, files, bindings, count, folder).result()
                 except (errors.UserError, futures.process.BrokenProcessPool) as error:
                     notes.append(f"{name}, {count} chips: {errors.first_line(error)}")
                     continue
-            if found:
-                speed, hours = found[0], found[1] / 3600.0
+            if estimate:
+                speed, hours = estimate[0], estimate[1] / 3600.0
                 rows.append(records.row("estimated speed", "agent steps/s", speed, **case))
                 rows.append(records.row("a run", "minutes", 60.0 * hours, **case))
                 rows.append(records.row("a run", "dollars", hours * count * price, **case))
@@ -213,18 +213,18 @@ def _speed_and_time(
     """
     _find_compiler(folder)
     preset, devices = _hardware(count)
-    made = experiment.load([*files, preset], bindings)
-    parts = made.build()
+    settings = experiment.load([*files, preset], bindings)
+    parts = settings.build()
     of = parts.runner
     if isinstance(of, sebulba.Sebulba) and not bindings:
         return None
     with parallel.compiling_for(devices):
-        programs = _compile_all(parts, made.seed)
+        programs = _compile_all(parts, settings.seed)
         cycles = _update_cycles(of, programs)
-    if failed := [each.failure for each in programs.values() if each.failure]:
+    if failed := [x.failure for x in programs.values() if x.failure]:
         raise errors.UserError(f"does not compile: {failed[0]}")
     speed = of.steps_per_update * _CLOCK / cycles
-    return speed, int(made.total_steps) / speed
+    return speed, int(settings.total_steps) / speed
 
 
 def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records.Result:
@@ -237,8 +237,8 @@ def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records
     _, devices = _hardware(1)
     for length in (20, 80, 320):
         turns = {}
-        for core, own in _CORES.items():
-            bindings = [f"actor_critic.core = @cores.{own[0]}()", *own[1:]]
+        for core, (kind, *options) in _CORES.items():
+            bindings = [f"actor_critic.core = @cores.{kind}()", *options]
             bindings.append(f"ROLLOUT_LENGTH = {length}")
             of, estimated = (
                 measure.build(["gin/experiments/memory_ppo.gin"], bindings) for _ in range(2)
@@ -285,8 +285,8 @@ def _find_compiler(folder: pathlib.Path | None) -> str:
     os.environ |= {"TPU_LIBRARY_PATH": str(library)} | _ALONE  # JAX's variable
     jax.config.update("jax_platforms", "cpu")  # leaves the machine's TPUs alone
     jax.config.update("jax_enable_compilation_cache", False)  # cached programs need a TPU
-    found = importlib.metadata.Distribution.discover(name="libtpu", path=[str(folder)])
-    return next((each.version for each in found), "of an unknown version")
+    libraries = importlib.metadata.Distribution.discover(name="libtpu", path=[str(folder)])
+    return next((library.version for library in libraries), "of an unknown version")
 
 
 def _compile_all(parts: experiment.Parts, seed: int) -> dict[str, _Program]:
@@ -298,7 +298,7 @@ def _compile_all(parts: experiment.Parts, seed: int) -> dict[str, _Program]:
         del traced["init_actor"]  # once in a run
     else:
         traced = {"update": of.trace(seed)}
-    return {name: _compile(each, steps) for name, each in traced.items()}
+    return {name: _compile(program, steps) for name, program in traced.items()}
 
 
 def _rows(name: str, of: runner.Runner, programs: dict[str, _Program]) -> Iterator[records.Row]:
@@ -317,12 +317,12 @@ def _rows(name: str, of: runner.Runner, programs: dict[str, _Program]) -> Iterat
         yield records.row("an update", "cycles", update, experiment=name)
     if step:
         yield records.row("a step of all streams", "cycles", step, experiment=name)
-    for program in ("update", "learn", "act"):
-        each = programs.get(program)
-        if each and not each.failure:
-            line = f"{name}, {program}" if program == "act" else name
-            yield records.row("arguments", "bytes", each.arguments, experiment=line)
-            yield records.row("temporaries", "bytes", each.temporaries, experiment=line)
+    for part in ("update", "learn", "act"):
+        program = programs.get(part)
+        if program and not program.failure:
+            line = f"{name}, {part}" if part == "act" else name
+            yield records.row("arguments", "bytes", program.arguments, experiment=line)
+            yield records.row("temporaries", "bytes", program.temporaries, experiment=line)
 
 
 def _update_cycles(of: runner.Runner, programs: dict[str, _Program]) -> float:
@@ -345,14 +345,14 @@ def _compile(traced: jax.stages.Traced, gradient_steps: float) -> _Program:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         pattern = r"temporaries \(\S+\) exceeds available HBM \(\S+\)|Used \S+ of \S+ \w+"
-        found = re.search(pattern, str(error))
-        return _Program(failure=found[0] if found else errors.first_line(error))
+        match = re.search(pattern, str(error))
+        return _Program(failure=match[0] if match else errors.first_line(error))
     memory: Any = compiled.memory_analysis()
-    found = costs.Costs(compiled.as_text() or "", gradient_steps)
+    estimate = costs.Costs(compiled.as_text() or "", gradient_steps)
     return _Program(
         arguments=memory.argument_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
-        cycles=found.cycles,
-        learning=sum(each for part, each in found.parts.items() if part.startswith("learn")),
-        loops=tuple(found.loops),
+        cycles=estimate.cycles,
+        learning=sum(cycles for part, cycles in estimate.parts.items() if part.startswith("learn")),
+        loops=tuple(estimate.loops),
     )

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import logging
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,8 @@ _ROLES = ("Experiment.agent", "Experiment.environment", "Experiment.runner")
 # population equals the run of its seed.
 _NOT_LEARNT = {
     "Experiment": "seed log_period evaluation_period evaluation_episodes "
-    "greedy_evaluation_episodes evaluation_max_steps checkpoint_period keep_latest keep_best "
-    "profile_update",
+    "greedy_evaluation_episodes evaluation_max_steps checkpoint_period checkpoint_directory "
+    "keep_latest keep_best profile_update tracker",
     "runner": "population population_values reset_batch num_threads timeout",
 }
 IGNORED = {f"{part}.{name}" for part, names in _NOT_LEARNT.items() for name in names.split()}
@@ -48,6 +48,7 @@ class Run:
     seed: int | str  # a name of its own if the configuration computes the seed
     given: Sequence[str]  # names of bound parameters
     values: dict[str, Any]  # all known parameters, with defaults
+    changed: Set[str]  # names of parameters that a resume changed; their values are texts
 
     @property
     def environment(self) -> str:
@@ -92,6 +93,7 @@ def read(path: str) -> list[Run]:
     """
     directory = run_directory.RunDirectory(path)
     given = config.read(directory.read_config(), str(directory.config))
+    changed = _changes(directory, given)
     used = directory.operative_config
     for role in _ROLES:
         if role not in given:
@@ -106,13 +108,39 @@ def read(path: str) -> list[Run]:
             for name, x in options.items()
         }
         plain = {
-            name.replace(f"{runner}.", "runner.", 1): x if isinstance(x, int | float) else str(x)
-            for name, x in (values | own).items()
+            _name(name, runner): x if isinstance(x, int | float) else str(x)
+            for name, x in (values | changed | own).items()
         }
-        names = [name.replace(f"{runner}.", "runner.", 1) for name in given | own]
+        names = [_name(name, runner) for name in given | changed | own]
         seed = first + index if isinstance(first, int) else f"{path}, member {index}"
-        runs.append(Run(directory, index, seed, names, plain))
+        resumed = {_name(name, runner) for name in changed}
+        runs.append(Run(directory, index, seed, names, plain, resumed))
     return runs
+
+
+def _changes(directory: run_directory.RunDirectory, given: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the values over time, as a text, of each parameter that a resume changed."""
+    files = {int(x.suffixes[0][1:]): x for x in directory.path.glob("config.*.gin")}
+    periods: list[tuple[str, Mapping[str, Any]]] = [
+        (f" to {step:,} steps", config.read(file.read_text("utf-8"), str(file)))
+        for step, file in sorted(files.items())
+    ]
+    periods.append(("", given))
+    changes = {}
+    for name in dict.fromkeys(name for _, values in periods for name in values):
+        times = [(_text(values.get(name, "default")), end) for end, values in periods]
+        last = [x for x, after in zip(times, [*times[1:], ("", "")]) if x[0] != after[0]]
+        if len(last) > 1:
+            changes[name] = ", then ".join(map("".join, last))
+    return changes
+
+
+def _name(name: str, runner: str) -> str:
+    return name.replace(f"{runner}.", "runner.", 1)
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def panels(runs: Iterable[Run], metric: str) -> list[plotting.Panel]:
@@ -147,7 +175,15 @@ def panels(runs: Iterable[Run], metric: str) -> list[plotting.Panel]:
             curves[label] = list(seeds.values())
             if "random policy" in known and (one := results.reference(agent, rows)) is not None:
                 scales[label] = known["random policy"], one
-        drawn.append(plotting.Panel(environment, curves, known, scales))
+        # The legend has the other ones that a resume changed.
+        resumed = {name: run.values[name] for run in own for name in sorted(run.changed - IGNORED)}
+        shared = [
+            f"{name.rpartition('.')[2]} = {text}"
+            for name, text in resumed.items()
+            if all(run.values.get(name) == text for run in own)
+        ]
+        title = "; ".join([environment, *shared])
+        drawn.append(plotting.Panel(title, curves, known, scales))
     return drawn
 
 
@@ -228,7 +264,6 @@ def _configurations(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[Run]
         ]
         if len({run.values.get(name) for _, run in own}) > 1:
             for difference, run in own:
-                value = run.values.get(name, "default")
-                text = f"{value:g}" if isinstance(value, float) else str(value)
+                text = _text(run.values.get(name, "default"))
                 difference[name if short in difference else short] = text
     return found

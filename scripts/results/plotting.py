@@ -208,7 +208,8 @@ def _draw(axis: matplotlib.axes.Axes, drawing: _Drawing, styles: Mapping[str, An
     bands, texts = drawing.bands.items(), drawing.legend
     for (label, drawn), text in zip(bands, texts):
         line, color = styles[label]
-        axis.plot(drawn.x, drawn.mean, line, color=color, label=text, linewidth=1.6)
+        style = {"color": color, "marker": "o" if len(drawn.x) == 1 else None}
+        axis.plot(drawn.x, drawn.mean, line, label=text, linewidth=1.6, **style)
         axis.update_datalim([(drawn.x[-1], value) for value in drawn.extent])
     low, high = axis.dataLim.intervaly
     margin = max(high - low, abs(high), abs(low)) / 2

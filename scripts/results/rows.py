@@ -157,14 +157,14 @@ def read(path: pathlib.Path = PATH) -> dict[str, Row]:
 
 def _row(entry: Mapping[str, Any]) -> Row:
     runs = [
-        each | {"curve": tuple(map(tuple, each.get("curve", ())))} for each in entry.get("runs", ())
+        run | {"curve": tuple(map(tuple, run.get("curve", ())))} for run in entry.get("runs", ())
     ]
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "gin_bindings": tuple(entry.get("gin_bindings", ())),
-        "published": tuple(Published(**each) for each in entry.get("published", ())),
-        "runs": tuple(Run(**each) for each in runs),
+        "published": tuple(Published(**result) for result in entry.get("published", ())),
+        "runs": tuple(Run(**run) for run in runs),
     }
-    return Row(**{**entry, **made})
+    return Row(**{**entry, **fields})
 
 
 def number(value: float) -> str:
@@ -193,8 +193,8 @@ def levels(rows: Sequence[Row]) -> dict[str, float]:
             highest["highest possible"] = row.highest
     if len(published) == 1:  # one value for all agents, perhaps another agent's
         return random | {"published": next(iter(published))}
-    found = {f"published, {' and '.join(agents)}": value for value, agents in published.items()}
-    return random | (found or highest)
+    several = {f"published, {' and '.join(agents)}": value for value, agents in published.items()}
+    return random | (several or highest)
 
 
 def reference(agent: str, rows: Sequence[Row]) -> float | None:
@@ -202,8 +202,8 @@ def reference(agent: str, rows: Sequence[Row]) -> float | None:
 
     It is the first published one: of the agent, or else of another one; or the highest possible.
     """
-    own = [row for row in rows if row.agent == agent]
-    published = [row.published[0].value for row in (*own, *rows) if row.published]
+    same = [row for row in rows if row.agent == agent]
+    published = [row.published[0].value for row in (*same, *rows) if row.published]
     highest = [row.highest for row in rows if row.highest is not None]
     return next(iter(published + highest), None)
 
@@ -219,14 +219,14 @@ def find(
     Raises:
       errors.UserError: there is none; names the nearest.
     """
-    found = list(rows.values())
+    matches = list(rows.values())
     kinds = {"suite": suite, "short": experiment, "runner": runner}
     for kind, value in ((kind, value.lower()) for kind, value in kinds.items() if value):
-        known = [(getattr(row, kind) or "").lower() for row in found]
+        known = [(getattr(row, kind) or "").lower() for row in matches]
         name = "experiment" if kind == "short" else kind
         errors.require_known(f"no result with {name}", value, known)
-        found = [row for row, name in zip(found, known) if name == value]
-    return found
+        matches = [row for row, name in zip(matches, known) if name == value]
+    return matches
 
 
 def update(name: str, change: Callable[[Row], Row], path: pathlib.Path = PATH) -> None:
@@ -253,8 +253,8 @@ def write(rows: Mapping[str, Row], path: pathlib.Path = PATH) -> None:
     def kept(value: Any) -> Any:
         if isinstance(value, dict):
             pairs = value.items()
-            return {key: kept(each) for key, each in pairs if each not in (None, (), [], "")}
-        return [kept(each) for each in value] if isinstance(value, list | tuple) else value
+            return {key: kept(part) for key, part in pairs if part not in (None, (), [], "")}
+        return [kept(part) for part in value] if isinstance(value, list | tuple) else value
 
     entries = [kept(dataclasses.asdict(row)) for row in rows.values()]
     lines: list[str] = []
@@ -263,5 +263,5 @@ def write(rows: Mapping[str, Row], path: pathlib.Path = PATH) -> None:
         run.clear()
         run["line"] = len(lines) - 1
     text = json.dumps(entries, indent=1, ensure_ascii=False)
-    text = re.sub(r'\{\s+"line": (\d+)\s+\}', lambda found: lines[int(found[1])], text)
+    text = re.sub(r'\{\s+"line": (\d+)\s+\}', lambda match: lines[int(match[1])], text)
     storage.write(path, text + "\n")

@@ -48,9 +48,9 @@ class Evaluation(NamedTuple):
     tasks: list[Task]
 
 
-def write(found: Evaluation, path: pathlib.Path) -> None:
+def write(results: Evaluation, path: pathlib.Path) -> None:
     """Writes results as JSON, with four decimal places."""
-    exact = json.dumps(found._asdict() | {"tasks": [task._asdict() for task in found.tasks]})
+    exact = json.dumps(results._asdict() | {"tasks": [task._asdict() for task in results.tasks]})
     rounded = json.loads(exact, parse_float=lambda text: round(float(text), 4))
     markdown.write(path, json.dumps(rounded) + "\n")
 
@@ -58,17 +58,17 @@ def write(found: Evaluation, path: pathlib.Path) -> None:
 def read(path: pathlib.Path) -> Evaluation:
     """Returns a file of results; raises errors.UserError if it has another schema."""
 
-    def made(entries: dict[str, Any]) -> Evaluation:
+    def parse(entries: dict[str, Any]) -> Evaluation:
         return Evaluation(**entries | {"tasks": [Task(**task) for task in entries["tasks"]]})
 
-    return markdown.read_json(path, made)
+    return markdown.read_json(path, parse)
 
 
-def table(found: Evaluation) -> str:
+def table(results: Evaluation) -> str:
     """Returns shares of the optimum at the end of a lifetime, as Markdown."""
-    contenders = list(found.tasks[0].shares)
+    contenders = list(results.tasks[0].shares)
     lines = []
-    for task in found.tasks:
+    for task in results.tasks:
         cells = [f"`{task.name}` of `{pathlib.Path(task.experiment).stem}`"]
         for name in contenders:
             last = [curve[-1] for curve in task.shares[name]]  # one for each rule
@@ -79,9 +79,9 @@ def table(found: Evaluation) -> str:
     headings = ["task", *contenders, "A2C's learning rate, entropy cost"]
     return (
         markdown.table(headings, lines)
-        + f"\n{len(found.rules)} rule(s), {found.lifetimes} lifetimes each in every experiment, of "
-        f"{found.steps:,} steps of each environment: "
-        f"`python scripts/evaluate_rule.py {found.command}`.\n"
+        + f"\n{len(results.rules)} rule(s), {results.lifetimes} lifetimes each in every "
+        f"experiment, of {results.steps:,} steps of each environment: "
+        f"`python scripts/evaluate_rule.py {results.command}`.\n"
     )
 
 
@@ -142,12 +142,12 @@ def evaluate(
     candidates = np.stack([trial.shares(a2c, arm, len(params))[:, -1] for arm in arms])
     best = np.argmax(candidates, axis=0)  # [tasks]
     shares = collections.defaultdict(list)
-    for number, each in enumerate(params):
-        random = each._replace(rule=agent.rule.init(jax.random.key(number)))
+    for number, member in enumerate(params):
+        random = member._replace(rule=agent.rule.init(jax.random.key(number)))
         for name, learner, learnt in [
-            (RULE, agent, each),
+            (RULE, agent, member),
             (A2C, a2c, _only(best, num_arms)),
-            (BLIND, blind, each),
+            (BLIND, blind, member),
             (RANDOM, agent, random),
         ]:
             shares[name].append(trial.shares(learner, learnt, number))
@@ -155,7 +155,7 @@ def evaluate(
         Task(
             file,
             name,
-            {who: [curves[task].tolist() for curves in each] for who, each in shares.items()},
+            {who: [curves[task].tolist() for curves in runs] for who, runs in shares.items()},
             (float(a2c.arms[best[task]][0]), float(a2c.arms[best[task]][1])),
         )
         for task, name in enumerate(trial.names)

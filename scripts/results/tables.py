@@ -32,6 +32,21 @@ PICTURE = (
     "minatar_breakout_dqn-space_invaders_200k_steps-anakin",
 )
 
+# Titles of the suites of scripts/reproduce.py.
+SUITES = {
+    "classic": "Classic control",
+    "jumanji": "Jumanji",
+    "atari": "Atari",
+    "memory": "Memory",
+    "minatar": "MinAtar",
+    "minatar_1m": "MinAtar, 1M agent steps",
+    "minatar_200k": "MinAtar, 200k agent steps",
+    "mujoco": "MuJoCo",
+    "dmc": "DeepMind Control",
+    "football": "Google Research Football",
+    "tasks": "Other tasks",
+    "craftax": "Craftax",
+}
 _MOST_METRICS = 3  # numbers of the environment after a return
 
 
@@ -48,21 +63,32 @@ def page(rows: Rows, pictures: Mapping[str, str]) -> str:
     for row in rows.values():
         suites[row.suite or "other"].append(row)
     for name, chosen in suites.items():
-        parts += [f"## {name}\n", _rows(chosen), _aggregates(chosen)]
+        title, tasks = SUITES.get(name, name), [row.environment for row in chosen]
+        chosen.sort(key=lambda row: tasks.index(row.environment))
+        parts += [f"## {title}\n", _returns(chosen), _aggregates(chosen)]
         if name in pictures:
-            parts.append(f"![Learning curves of {name}]({pictures[name]})\n")
-    parts += ["## Atari\n", _atari(rows), "## Provenance\n", _provenance(rows)]
+            parts.append(f"![Learning curves of {title}]({pictures[name]})\n")
+        if name == "atari":
+            parts += ["Human-normalised scores:\n", _atari(rows)]
+        summary = f"Seeds, published figures and commands (suite <code>{name}</code>)"
+        parts += [f"<details>\n<summary>{summary}</summary>\n", _seeds(chosen)]
+        parts += [_published(chosen), _provenance(chosen), _commands(chosen), "</details>\n"]
     return "\n".join(part for part in parts if part)
 
 
 def headlines(rows: Rows) -> str:
-    """Returns the table of README.md: a few tasks, in as many columns as a page is wide."""
+    """Returns the table of README.md, which has a few tasks."""
+    return _returns([rows[name] for name in HEADLINES])
+
+
+def _returns(rows: Sequence[results.Row]) -> str:
+    """Returns the returns of rows, in as many columns as a page is wide."""
     lines = []
-    for row in (rows[name] for name in HEADLINES):
-        references = [f"highest: {_highest(row)}"] * (row.highest is not None)
-        for each in row.published[:1]:
-            details = ", ".join(filter(None, [each.source, each.protocol]))
-            references.append(f"published: {each.value:g} ({details})")
+    for row in rows:
+        references = [] if row.highest is None else [f"highest: {row.highest:g}"]
+        for result in row.published[:1]:
+            details = ", ".join(filter(None, [result.source, result.protocol]))
+            references.append(f"published: {result.value:g} ({details})")
         cells = [
             _return(row) + _metrics(row),
             str(len(row.runs)),
@@ -74,18 +100,14 @@ def headlines(rows: Rows) -> str:
     return markdown.table(headings, lines)
 
 
-def _highest(row: results.Row) -> str:
-    return "" if row.highest is None else f"{row.highest:g}"
-
-
 def _steps(row: results.Row) -> str:
     steps = row.runs[-1].agent_steps
     return f"{steps / 1e6:.3g}M" if steps >= 1e6 else f"{steps / 1e3:.3g}k"
 
 
-def _named(row: results.Row) -> list[str]:
+def _name(row: results.Row) -> str:
     """Returns the names by which `scripts/reproduce.py` finds a row."""
-    return [f"`{row.short}`", f"`{row.runner.lower()}`"]
+    return f"`{row.short}` `{row.runner.lower()}`"
 
 
 def _plus_minus(value: float, error: str | None) -> str:
@@ -112,35 +134,38 @@ def _metrics(row: results.Row) -> str:
     return "".join(f"; {name} {results.number(sum(x) / len(x))}" for name, x in samples.items())
 
 
-def _rows(rows: Sequence[results.Row]) -> str:
-    headings = ["experiment", "runner", "agent", "environment", "return, mean ± s.e."]
-    headings += ["95%, Student's t", "seeds: returns", "greedy", "evaluation", "random policy"]
-    headings += ["highest", "agent steps", "wall time of a seed", "published", "remarks"]
+def _seeds(rows: Sequence[results.Row]) -> str:
     lines = []
     for row in rows:
-        sample = row.sample
         greedy = [run.greedy_return for run in row.runs if run.greedy_return is not None]
         times = sorted(round(run.wall_time_s) for run in row.runs if run.wall_time_s)
         times = list(dict.fromkeys(times[:1] + times[-1:]))
-        found = [
-            _return(row) + _metrics(row),
-            results.interval(sample.interval()),
-            f"{len(row.runs)}: {', '.join(map(results.number, row.returns))}",
-            results.number(sum(greedy) / len(greedy)) if greedy else "",
-            f"{row.runs[-1].episodes}, {row.runs[-1].actions}",
-            results.number(row.random_policy),
-            _highest(row),
-            _steps(row),
-            " to ".join(map(str, times)) + " s" * bool(times),
-        ]
+        lines.append(
+            [
+                _name(row),
+                ", ".join(map(results.number, row.returns)),
+                results.interval(row.sample.interval()),
+                f"{row.runs[-1].episodes}, {row.runs[-1].actions}",
+                results.number(sum(greedy) / len(greedy)) if greedy else "",
+                results.number(row.random_policy),
+                " to ".join(map(str, times)),
+            ]
+        )
+    headings = ["experiment", "return by seed", "95%, Student's t", "episodes", "greedy", "random"]
+    return markdown.table([*headings, "seconds"], lines)
+
+
+def _published(rows: Sequence[results.Row]) -> str:
+    lines = []
+    for row in rows:
         published = []
-        for each in row.published:
-            error = None if each.error is None else results.number(each.error)
-            details = ", ".join(filter(None, [each.source, each.steps, each.protocol]))
-            published.append(f"{_plus_minus(each.value, error)} ({details})")
-        ends = ["; ".join(published), row.explanation]
-        lines.append([*_named(row), row.agent, row.environment, *found, *ends])
-    return markdown.table(headings, lines)
+        for result in row.published:
+            error = None if result.error is None else results.number(result.error)
+            details = ", ".join(filter(None, [result.source, result.steps, result.protocol]))
+            published.append(f"{_plus_minus(result.value, error)} ({details})")
+        if published or row.explanation:
+            lines.append([_name(row), "; ".join(published), row.explanation])
+    return markdown.table(["experiment", "published", "remarks"], lines) if lines else ""
 
 
 def _aggregates(rows: Sequence[results.Row]) -> str:
@@ -148,14 +173,14 @@ def _aggregates(rows: Sequence[results.Row]) -> str:
     agents, lines = collections.defaultdict(dict), []  # scores by agent, then by environment
     for row in rows:
         same = [other for other in rows if other.environment == row.environment]
-        found, random = results.reference(row.agent, same), row.random_policy
-        if found is not None and found > random:
-            scores = [(value - random) / (found - random) for value in row.returns]
+        reference, random = results.reference(row.agent, same), row.random_policy
+        if reference is not None and reference > random:
+            scores = [(value - random) / (reference - random) for value in row.returns]
             agents[f"{row.agent} under {row.runner}"][row.environment] = scores
     for agent, tasks in agents.items():
         if len(tasks) >= aggregates.MIN_TASKS:
             runs = min(map(len, tasks.values()))
-            scores = [own[:runs] for own in tasks.values()]
+            scores = [returns[:runs] for returns in tasks.values()]
             iqm, bounds = aggregates.bootstrap(scores, aggregates.interquartile_mean)
             text = results.number(iqm) + (f" ({results.interval(bounds)})" if bounds else "")
             lines.append([agent, ", ".join(tasks), str(runs), text])
@@ -177,18 +202,20 @@ def _atari(rows: Rows) -> str:
             random, human = ATARI_SCORES[row.atari_game]
             cells = [str(len(row.runs)), *map(results.number, (row.sample.mean, random, human))]
             normal = (row.sample.mean - random) / (human - random)
-            lines.append([row.atari_game, *_named(row), *cells, f"{normal:.2f}"])
-    headings = ["game", "experiment", "runner", "seeds", "score", "random", "human"]
+            lines.append([row.atari_game, _name(row), *cells, f"{normal:.2f}"])
+    headings = ["game", "experiment", "seeds", "score", "random", "human"]
     return markdown.table([*headings, "human-normalised"], lines)
 
 
-def _provenance(rows: Rows) -> str:
-    headings = ["experiment", "runner", "command of seed 0", "date", "commits", "hardware", "note"]
+def _provenance(rows: Sequence[results.Row]) -> str:
     lines = []
-    for row in rows.values():
+    for row in rows:
         commits = dict.fromkeys((run.commit or "not recorded") for run in row.runs)
-        short = ", ".join(each.replace(each.partition("-")[0], each[:10]) for each in commits)
+        short = ", ".join(name.replace(name.partition("-")[0], name[:10]) for name in commits)
         hardware = ", and ".join(dict.fromkeys(run.hardware for run in row.runs))
-        date = max(run.date for run in row.runs)
-        lines.append([*_named(row), f"`{row.command(0)}`", date, short, hardware, row.note])
-    return markdown.table(headings, lines)
+        lines.append([_name(row), max(run.date for run in row.runs), short, hardware, row.note])
+    return markdown.table(["experiment", "date", "commits", "hardware", "note"], lines)
+
+
+def _commands(rows: Sequence[results.Row]) -> str:
+    return "".join(["Seed 0:\n\n```sh\n", *(f"{row.command(0)}\n" for row in rows), "```\n"])

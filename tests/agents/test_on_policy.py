@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import impala, networks, ppo, pqn, returns
+from agents import impala, networks, optimization, policy, ppo, pqn, returns
 from agents.networks import cores, encoders
 from podracers import parallel, types
 from tests import contract, streams
@@ -109,7 +109,10 @@ def _slow_ppo(before, timestep, rollout, kept, values):
         surrogate = jnp.minimum(ratio * advantage, clipped * advantage)
         return -rho * surrogate + 0.25 * (output.value[:-1] - target) ** 2 - bonus
 
+    log_ratio = np.asarray(_log_prob(before, rollout)[0] - rollout.extras.log_prob) - move
+    divergence = rho * (np.exp(log_ratio) - 1.0 - log_ratio)
     metrics = {"policy/rho": rho[kept].mean(), "value/mean": values[:-1][kept].mean()}
+    metrics["policy/kl"] = divergence[kept].mean()
     if share.any():
         assert (rho == 0.95).any() and np.ptp(rho[kept]) > 0.1
     else:
@@ -287,6 +290,28 @@ def test_the_learning_rate_and_epsilon_fall_with_agent_steps(name):
         if name == "pqn":
             epsilon = given.agent.actor_params(learner).epsilon
             np.testing.assert_allclose(epsilon, max(1.0 - 0.25 * updates, 0.5))
+
+
+def test_the_divergence_of_ppo_is_that_from_the_proximal_policy():
+    """The actions of a policy (0.9, 0.1), which an update made (0.5, 0.5), in their shares."""
+    agent, _ = _agent("ppo", {}, clip_rho=5.0)
+    params = experience.zeros(agent).params  # of a uniform policy
+    legal = np.broadcast_to([True, True, False], (11, 1, 3))
+    observation = {"features": np.zeros((11, 1, 3), np.float32), "action_mask": legal}
+    reward, going = np.zeros((11, 1), np.float32), np.full((11, 1), types.MID, np.int8)
+    timestep = types.TimeStep(observation, reward, reward + 1.0, going)
+    action = np.int32([[0]] * 9 + [[1]])
+    log_prob = np.log(np.where(action == 0, 0.9, 0.1)).astype(np.float32)
+    extras = policy.Extras(action, log_prob, reward[1:], update=action * 0)
+    extras, rho = agent._proximal(params, np.int32(1), (), timestep, extras)
+    current = jax.tree.map(lambda x: x[:-1], timestep)
+    batch = policy.Batch(current, extras, reward[1:], reward[1:], reward[1:] + 1.0, rho)
+    context = optimization.Context(jnp.float32(0.0))
+    metrics = agent.loss(params, (batch, ()), context).metrics
+    proximal = np.sqrt([0.9 * 0.5, 0.1 * 0.5])  # not normalised
+    expected = np.sum(0.5 - proximal - proximal * np.log(0.5 / proximal))
+    np.testing.assert_allclose(expected, 0.123, atol=1e-3)
+    np.testing.assert_allclose(metrics["policy/kl"].result(), expected, rtol=1e-4)
 
 
 def test_clip_and_entropy_cost_of_ppo_fall_with_agent_steps():

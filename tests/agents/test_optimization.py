@@ -1,5 +1,6 @@
 """Minibatches, the same on any number of devices; gradient steps against those of optax."""
 
+import dataclasses
 import functools
 import types as python_types
 
@@ -9,9 +10,10 @@ import numpy as np
 import optax
 import pytest
 
-from agents import impala, layouts, minibatches, optimization, ppo, pqn, preprocessing, sac
-from podracers import errors, parallel, types
-from tests import streams
+from agents import layouts, minibatches, optimization, ppo, preprocessing
+from agents.networks import popart
+from podracers import errors, parallel, trees, types
+from tests import contract, streams
 from tests.agents import experience
 
 P = jax.sharding.PartitionSpec
@@ -196,16 +198,42 @@ def test_optimizers_go_on_after_their_counts_stop(transformation):
     assert state.count == errors.INT32_MAX
 
 
-@pytest.mark.parametrize("make", [ppo.PPO, impala.IMPALA, pqn.PQN, sac.SAC])
-def test_an_optimizer_of_optax_replaces_that_of_the_agent(make):
-    """Its steps descend by the agent's own learning rate; another kind of result is refused."""
-    spec = streams.RandomEpisodes().spec
-    agent = make(spec, optimizer=functools.partial(optax.sgd, momentum=0.5), learning_rate=0.25)
-    optimizer, params = agent._optimizer, {"w": jnp.ones(())}
-    direction, _ = optimizer.chain.update(params, optimizer.init(params).optimizer_state, params)
-    assert float(direction["w"]) == min(optimizer.max_grad_norm or 1.0, 1.0)
+MULTIPLIERS = {"log_temperature", "log_multipliers"}
+STATISTICS = {f"{popart.NAME}/{field}" for field in popart.Statistics._fields}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "others"),
+    [
+        ("ppo_scaled", {}, STATISTICS),
+        ("impala_lstm", {}, STATISTICS),
+        ("vmpo_continuous", {}, MULTIPLIERS | STATISTICS),
+        ("pqn", {}, set()),
+        ("sac_gru", {"policy_period": 2}, {"log_temperature"}),
+    ],
+)
+def test_an_optimizer_of_optax_replaces_that_of_the_weights(name, options, others):
+    """Its steps descend by the agent's learning rate; what is no weight keeps the agent's own."""
+
+    def decayed(learning_rate):
+        return optax.chain(optax.add_decayed_weights(0.5), optax.scale(-learning_rate))
+
+    agent, _ = contract.AGENTS[name]()
+    options |= {"learning_rate": 0.25, "max_grad_norm": None}
+    agent = dataclasses.replace(agent, optimizer=decayed, **options)
+    optimizer = agent._optimizer
+    params = jax.tree.map(lambda x: x + 2.0, experience.zeros(agent).params)
+    state = optimizer.init(params).optimizer_state
+    direction, _ = optimizer.chain.update(params, state, params)
+    leaves = trees.leaves(direction).items()
+    actual = {path.removeprefix("network/") for path, leaf in leaves if not np.all(leaf == 3.0)}
+    assert actual == others
     assert float(optimizer.learning_rate_at(jnp.float32(0.0))) == 0.25
+
+
+def test_optimizers_of_another_kind_are_refused():
+    spec = streams.RandomEpisodes().spec
     with pytest.raises(errors.UserError, match=r"optimizer.*expected a GradientTransformation"):
-        make(spec, optimizer=lambda learning_rate: learning_rate)
+        ppo.PPO(spec, optimizer=lambda learning_rate: learning_rate)
     with pytest.raises(errors.UserError, match=r"scale_by_adam.*'learning_rate'"):
-        make(spec, optimizer=optax.scale_by_adam)
+        ppo.PPO(spec, optimizer=optax.scale_by_adam)

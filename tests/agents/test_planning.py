@@ -70,10 +70,11 @@ def test_targets_are_those_of_a_slow_loop(k_steps, n_steps):
     assert 0.3 * shape[1] * (k_steps + 1) < counted
 
 
-def _muzero(**options):
+def _muzero(frame_stack=1, **options):
     network = functools.partial(
         muzero_networks.model, encoder=encoders.MLP((8,)), latent_size=8, hidden_sizes=(8,)
     )
+    network = functools.partial(network, frame_stack=frame_stack)
     search = functools.partial(tree_search.Search, num_simulations=8, max_depth=4)
     options = {"support": 4.0, "support_atoms": 9, "unroll_steps": K, "n_steps": N_STEPS} | options
     return muzero.MuZero(SPEC, network=network, search=search, **options)
@@ -165,7 +166,8 @@ def test_initial_priorities_are_those_of_the_states_after_the_burn_in(made):
     count = len(timestep.reward) - agent.buffer.sequence_length
     assert count == 1
     for begin in (0, 2):
-        with mock.patch.object(muzero.MuZero, "_burn_in", begin):
+        buffer = dataclasses.replace(agent.buffer, burn_in=begin)
+        with mock.patch.dict(agent.__dict__, buffer=buffer):
             found = agent.initial_priorities((), sample.rollout)
         np.testing.assert_allclose(found, error[begin : begin + count], rtol=1e-5)
 
@@ -197,16 +199,23 @@ def test_fresh_values_are_those_of_the_target_network(made):
 
 
 def test_searches_are_repeated_with_the_latest_parameters(made):
-    """One time step after another, without noise; where none is due, nothing changes."""
-    agent, params, sample = made
-    sample = sample._replace(key=jax.random.split(jax.random.key(2), SEQUENCES))
+    """One time step after another, without noise; where none is due, nothing changes.
+
+    The first time step only fills a stack of frames.
+    """
+    sample = made[2]._replace(key=jax.random.split(jax.random.key(2), SEQUENCES))
+    agent = _muzero(frame_stack=2, n_steps=N_STEPS - 1)
+    params = jax.jit(agent.init_learner)(jax.random.key(0)).params
     reanalyzed = jax.jit(agent._reanalyzed)
     search = jax.jit(agent.act, static_argnames="evaluation")
     found = reanalyzed(params, sample, True).rollout.extras
     acting = planning.ActorParams(params, (), jnp.float32(1.0))
+    core = agent.init_actor(jnp.arange(SEQUENCES), SEQUENCES)
     for time in range(K + N_STEPS + 1):
         timestep = jax.tree.map(lambda x: x[time], sample.rollout.timestep)  # noqa: B023
-        _, _, expected = search(acting, (), timestep, sample.key, evaluation=True)
+        _, core, expected = search(acting, core, timestep, sample.key, evaluation=True)
+        if time == 0:
+            expected = jax.tree.map(lambda x: x[0], sample.rollout.extras)
         np.testing.assert_allclose(found.policy[time], expected.policy, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found.value[time], expected.value, rtol=1e-4, atol=1e-5)
     assert np.max(np.abs(found.policy - sample.rollout.extras.policy)) > 0.1
@@ -256,16 +265,19 @@ def test_alphazero_plays_catch_by_searching_without_learning():
     assert np.mean(returns) > 0.9  # an untrained network; random play reaches -0.4
 
 
-@pytest.mark.parametrize("truncates", [False, True])
-def test_nothing_follows_an_ending_in_a_search(truncates):
+def test_a_search_steps_the_environment_and_nothing_follows_an_ending():
     agent, _ = _alphazero(streams.RandomEpisodes(masked=True))
     params = agent.actor_params(jax.jit(agent.init_learner)(jax.random.key(0)))
-    node = alphazero._Node(
-        agent.spec.model._pack(streams.RandomEpisodes().reset(jax.random.key(0))[0]),
-        jnp.array(True),
-        jnp.float32(7.0 * truncates),
-        jnp.zeros(3),
-    )
-    output, after = jax.jit(agent._model(params))(jnp.int32(0), node)
-    streams.assert_same(after, node)
-    assert (output.reward, output.discount, output.value) == (0.0, 1.0, 7.0 * truncates)
+    model, size = agent.spec.model, 32
+    inner, _ = jax.vmap(streams.RandomEpisodes().reset)(jax.random.split(jax.random.key(0), size))
+    ended, value = np.arange(size) % 4 == 0, np.float32(np.arange(size) % 8)
+    node = alphazero._Node(jax.vmap(model._pack)(inner), ended, value, jnp.zeros((size, 3)))
+    action = jnp.zeros(size, jnp.int32)
+    output, after = jax.jit(jax.vmap(agent._model(params)))(action, node)
+    streams.assert_same(*jax.tree.map(lambda x: x[ended], (after, node)))
+    timestep, _ = jax.jit(jax.vmap(model.step_from))(node.state, action)
+    assert timestep.terminated()[~ended].any() and timestep.truncated()[~ended].any()
+    streams.assert_same(after.ended, ended | timestep.last())
+    streams.assert_close(output.reward, np.where(ended, 0.0, timestep.reward))
+    streams.assert_close(output.discount, np.where(ended, 1.0, GAMMA * timestep.discount))
+    streams.assert_same(output.value[ended], value[ended])

@@ -158,9 +158,11 @@ def test_the_policy_that_acts_is_replaced_after_three_gradient_steps(name):
 
 
 def test_steps_of_an_older_policy_are_weighted_halfway_to_the_target_policy():
+    """Three policies differ: that which acted, the target policy, and the one that learns."""
     agent, learner, rollout = _given("vmpo")
     agent = dataclasses.replace(agent, epochs=1, num_minibatches=1)
-    learner = learner._replace(target=learner.params.network)  # not that which acted
+    move = jax.jit(functools.partial(experience.moved, scale=0.2, seed=6))
+    learner = learner._replace(target=jax.device_get(move(learner.params.network)))
     update = rollout.extras.update - 1
     rollout = rollout._replace(extras=rollout.extras._replace(update=update))
 

@@ -203,3 +203,8 @@ class Unclosable(gymnasium.Wrapper):
 
 for _game in (Walk, Faulty, Picture, Drawn, Spaces, Wrong):
     gymnasium.register(f"Own/{_game.__name__}-v0", entry_point=f"{__name__}:{_game.__name__}")
+gymnasium.register(
+    "Own/Normalized-v0",
+    entry_point=f"{__name__}:Drawn",
+    additional_wrappers=(gymnasium.wrappers.NormalizeReward.wrapper_spec(),),
+)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 from gymnasium import spaces
+from gymnasium import wrappers as gymnasium_wrappers
 from jumanji.environments.routing.sokoban import generator as sokoban
 
 from environments import (
@@ -102,6 +103,18 @@ MISTAKES = [
     (_gymnasium, ("CartPole-v1", {}, "sync", ("Flatten",)), "Gymnasium.wrappers"),
     (_gymnasium, ("CartPole-v1", {}, "sync", ("gymnasium.wrappers:Flat",)), "Gymnasium.wrappers"),
     (_gymnasium, ("CartPole-v1", {}, "sync", ("gymnasium.wrappers",)), "Gymnasium.wrappers"),
+    (_gymnasium, (f"{OWN}Normalized-v0",), "normalize_rewards of the agent"),
+    *(
+        (_gymnasium, ("CartPole-v1", {}, "sync", (wrapper,)), f"{option} of the agent")
+        for wrapper, option in (
+            ("gymnasium.wrappers:NormalizeReward", "normalize_rewards"),
+            ("gymnasium.wrappers.vector:NormalizeReward", "normalize_rewards"),
+            (
+                type("Scaled", (gymnasium_wrappers.NormalizeObservation,), {}),
+                "normalize_observations",
+            ),
+        )
+    ),
     *(
         (_gymnasium, (f"{OWN}Spaces-v0", {kind: space}), message)
         for kind, space, message in (
@@ -169,7 +182,11 @@ MISTAKES = [
         )
     ),
     (_envpool, ("Ant-v4", {}, None, 1, None, {"state": "max"}), "has no number 'state'"),
-    (_envpool, ("Go9x9-v1",), "2 agents"),
+    (
+        _envpool,
+        ("Backgammon-v1",),
+        "EnvPool's Backgammon-v1 has 2 players: expected a task for one",
+    ),
     (_chains, (("shor",),), "did you mean 'short'"),
     (_chains, (("short",), (1, 3)), "DelayedChains.short"),
     (_chains, (("short",), (5, 30), (9, 3)), "DelayedChains.long"),

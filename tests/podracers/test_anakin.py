@@ -1,5 +1,6 @@
 """Tests of Anakin alone; `tests/test_agents.py` tests all runners."""
 
+import json
 import types
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from agents import ppo
-from podracers import anakin, keys
+from podracers import anakin, keys, metrics
 from tests import contract, streams
 
 ENVIRONMENT = streams.RandomEpisodes()
@@ -29,6 +30,15 @@ def _runner(environment=ENVIRONMENT, **options):
 @pytest.fixture(scope="module", name="single")
 def _single():
     return _runner()
+
+
+@pytest.mark.exact
+def test_any_split_into_dispatches_gives_the_same_state_and_report(single):
+    """Also where the report was recorded between them."""
+    expected = single.step(single.init(0), 5)
+    state, report = single.step(single.init(0), 2)
+    report = metrics.Report.recorded(json.loads(json.dumps(report.record())))
+    streams.assert_same(single.step(state, 3, report), expected)
 
 
 def test_the_state_is_donated_and_split_over_devices(single):

@@ -20,8 +20,9 @@ def test_the_video_has_every_frame_and_a_pause_on_the_last(tmp_path):
             image.seek(index)
             assert image.info["duration"] == (1000 if index == 3 else 100)
             np.testing.assert_allclose(np.asarray(image.convert("RGB")), frame, atol=4)
-    with pytest.raises(errors.UserError, match="No such file or directory"):
-        video.save(frames, tmp_path / "no" / "a.gif")
+    for name, cause in {"no/a.gif": "No such file or directory", "a.mp4": "in .gif, got"}.items():
+        with pytest.raises(errors.UserError, match=cause):
+            video.save(frames, tmp_path / name)
 
 
 def test_an_environment_without_render_is_refused():

@@ -25,7 +25,7 @@ def test_pieces_of_one_machine_become_one_file(scripts, tmp_path):
     record.write(file)
     read = scripts.records.read(file)
     assert [*read.results] == ["device_parity", "device_catch"]
-    assert "### device_catch" in record.section("mine", "mine.json")
+    assert "### Device catch" in record.section("mine", "mine.json")
     for name, value in (("device", "1 x H100"), ("commit", "b")):
         other = _record(scripts.records, "catch", **{name: value})
         with pytest.raises(errors.UserError, match=name):

@@ -3,6 +3,7 @@
 Axis legend: `B` streams, `T` time.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -76,10 +77,6 @@ def _timestep(spec, first, rng):
     return types.TimeStep(observation, reward, np.ones_like(reward), step_type)
 
 
-def _loaded(exported):
-    return jax.jit(jax.export.deserialize(exported.serialize()).call)
-
-
 def _kept(template, observation):
     """Returns the parts of an observation that an exported policy reads."""
     if not isinstance(template, dict):
@@ -87,37 +84,70 @@ def _kept(template, observation):
     return {key: _kept(part, observation[key]) for key, part in template.items()}
 
 
-def _assert_equals_agent(program, batch_sizes=(1, 3, 8)):
+class _Robot:
+    """The robot of the page's loop: it observes the parts that the policy reads."""
+
+    def __init__(self, template, timesteps):
+        self.timesteps, self.actions, self.template = timesteps, [], template
+
+    def is_running(self):
+        return len(self.actions) < len(self.timesteps)
+
+    def observe(self):
+        observation = self.timesteps[len(self.actions)].observation
+        return jax.tree.map(lambda x: x[0], _kept(self.template, observation))
+
+    def reward(self):
+        return self.timesteps[len(self.actions)].reward[0]
+
+    def move(self, action):
+        self.actions.append(action[None])
+
+
+def _assert_equals_agent(program, folder, batch_sizes=(3, 8)):
+    """One stream acts by the loop of the page, and batches whose episodes begin at any time."""
     agent = program.agent
-    kept, initial, act = program.export("cpu", None)
-    initial, act = _loaded(initial), _loaded(act)
+    export._write(program, {"platforms": ["cpu"], "batch_size": None}, folder / "policy")
+    with zipfile.ZipFile(folder / "policy") as file:
+        programs = [jax.export.deserialize(file.read(f"cpu/{name}")) for name in ("initial", "act")]
+    initial, act = (jax.jit(exported.call) for exported in programs)
+    kept, _ = jax.tree.unflatten(programs[1].in_tree, programs[1].in_avals)
+    kept = export.Arguments(*kept)
 
     @jax.jit
     def agent_act(params, actor_state, timestep, key):
         with program.precision.tracing():
             return agent.act(params, actor_state, timestep, key, evaluation=True)[:2]
 
-    for size in batch_sizes:
-        rng = np.random.default_rng(size)
-        seed = np.arange(size, dtype=np.uint32) + 7
-        key, state = jax.vmap(jax.random.key)(seed), initial(seed)
+    for size in (1, *batch_sizes):
+        rng, seed = np.random.default_rng(size), np.arange(size, dtype=np.uint32)
+        key = jax.vmap(jax.random.key)(seed)
         actor_state = agent.init_actor(jnp.arange(size), size, True)
-        actions = []
+        timesteps, actions, exported = [], [], []
         for time in range(T):
-            first = (rng.random(size) < 0.3) | (time == 0)
-            timestep = _timestep(program.spec, first, rng)
+            first = (time == 0) | (rng.random(size) < 0.3 * (size > 1))
+            timesteps.append(_timestep(program.spec, first, rng))
             key, act_key = jax.vmap(jax.random.split, out_axes=1)(key)
-            action, actor_state = agent_act(program.params, actor_state, timestep, act_key)
-            observation = _kept(kept.observation, timestep.observation)
-            reward = () if kept.reward is None else (timestep.reward,)
-            exported, state = act(state, observation, first, *reward)
-            assert exported.dtype == action.dtype
-            np.testing.assert_array_equal(exported, action)
-            expected = trees.leaves({"actor": actor_state, "key": jax.random.key_data(key)})
-            assert state.keys() == kept.state.keys() <= expected.keys()
-            for name, leaf in state.items():
-                np.testing.assert_array_equal(leaf, expected[name], name)
+            action, actor_state = agent_act(program.params, actor_state, timesteps[-1], act_key)
             actions.append(action)
+        if size == 1:
+            names = {"robot": _Robot(kept.observation, timesteps)}
+            with contextlib.chdir(folder):
+                exec(documented.program("robot", documented.DOCS / "export.md"), names)
+            exported, state = names["robot"].actions, names["state"]
+        else:
+            state = initial(seed)
+            for timestep in timesteps:
+                observation = _kept(kept.observation, timestep.observation)
+                reward = () if kept.reward is None else (timestep.reward,)
+                action, state = act(state, observation, timestep.first(), *reward)
+                exported.append(action)
+        assert exported[0].dtype == actions[0].dtype
+        np.testing.assert_array_equal(exported, actions)
+        expected = trees.leaves({"actor": actor_state, "key": jax.random.key_data(key)})
+        assert state.keys() == kept.state.keys() <= expected.keys()
+        for name, leaf in state.items():
+            np.testing.assert_array_equal(leaf, expected[name], name)
     assert np.std(actions) > 0.0
     return kept
 
@@ -160,15 +190,15 @@ _FAST = ("images", "r2d2")
         for name, make in _CASES.items()
     ],
 )
-def test_an_exported_policy_equals_its_agent(make):
+def test_an_exported_policy_equals_its_agent(make, tmp_path):
     agent, candidate = make()
-    _assert_equals_agent(_program(agent, getattr(candidate, "spec", candidate)))
+    _assert_equals_agent(_program(agent, getattr(candidate, "spec", candidate)), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["ppo_asymmetric", "sac_asymmetric"])
-def test_a_policy_reads_its_own_leaves(name):
+def test_a_policy_reads_its_own_leaves(name, tmp_path):
     agent, candidate = contract.AGENTS[name]()
-    kept = _assert_equals_agent(_program(agent, candidate.spec), batch_sizes=(2,))
+    kept = _assert_equals_agent(_program(agent, candidate.spec), tmp_path, batch_sizes=())
     assert [*kept.observation] == ["state"]
     assert not [name for name in kept.state if "privileged" in name or "states/1" in name]
 
@@ -186,12 +216,12 @@ class _Delayed:
         return actor_state["next"], state, timestep.observation["never"]
 
 
-def test_a_policy_reads_the_leaves_that_later_actions_depend_on():
+def test_a_policy_reads_the_leaves_that_later_actions_depend_on(tmp_path):
     scalar = specs.Array((), np.float32)
     observation = {"late": scalar, "never": scalar}
     spec = environment.EnvironmentSpec("delayed", observation, _ACTION)
     program = export.Program(_Delayed(), (), spec, precision.DEFAULT)
-    kept = _assert_equals_agent(program, batch_sizes=(2,))
+    kept = _assert_equals_agent(program, tmp_path, batch_sizes=(2,))
     assert [*kept.observation] == ["late"] and kept.reward is None
     assert {*kept.state} == {"actor/later", "actor/next"}
 
@@ -329,4 +359,4 @@ def test_greedy_actions_need_no_seed(run_dir, run, tmp_path):
 def test_a_missing_package_is_named(run_dir, run, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     result = run("export", "--run_dir", run_dir, "--out", tmp_path / "policy")
-    processes.assert_mistake(result, "pip install 'podracers[export]'")
+    processes.assert_mistake(result, "pip install flatbuffers")

@@ -144,6 +144,19 @@ def test_population_values_are_configurations(make, curves):
     assert _drawn(curves, *paths) == {"Catch": dict(zip(labels, (2, 3)))}
 
 
+def test_an_option_that_a_resume_changed_is_a_configuration_of_its_own(make, curves):
+    paths = [make([CATCH], f"SEED = {n}", f"PPO.gamma = {x}") for n, x in enumerate((0.9, 0.5))]
+    directory = run_directory.RunDirectory(paths[0])
+    for step in (5, 15):
+        directory.replace_config(
+            directory.read_config().replace("gamma = 0.9", "gamma = 0.5"), step
+        )
+    changed = "gamma = 0.9 to 5 steps, then 0.5"
+    assert _drawn(curves, paths[0]) == {f"Catch; {changed}": {"PPO, Anakin": 1}}
+    labels = (f"PPO, Anakin, {value}" for value in (changed, "gamma = 0.5"))
+    assert _drawn(curves, *paths) == {"Catch": dict.fromkeys(labels, 1)}
+
+
 def test_recorded_results_are_read_without_warnings_and_a_wheel_has_none(
     curves, monkeypatch, tmp_path, caplog
 ):
@@ -235,3 +248,12 @@ def test_a_folder_stands_for_the_runs_in_it(make, call, tmp_path, capsys):
         f"{out}: 3 curves",
     ]
     assert out.stat().st_size > 10_000  # bytes
+
+
+def test_a_single_point_has_a_mark(curves):
+    page = curves.plotting
+    seeds = {"one": [np.array([[64.0, 1.0, 2.0]])], "two": [np.array([[0.0, 0, 1], [64, 1, 2]])]}
+    figure = page.page([page.Panel("Snake", seeds, {})], "episode/return")
+    marks = {line.get_label(): line.get_marker() for line in figure.axes[0].get_lines()}
+    assert [marks[f"{label} (1\u00a0seed)"] for label in seeds] == ["o", "None"]
+    page.plt.close(figure)

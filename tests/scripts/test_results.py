@@ -64,10 +64,11 @@ def test_rows_are_read_and_written(modules, tmp_path):
     rows, path = _read(modules, tmp_path, entry, _entry("folder/b.gin", [], variant="two"))
     a, b = rows.values()
     page = modules.tables.page(rows, {})
-    assert (
-        "| `a` | `anakin` | PPO | a | 1.75 ± 1.2; success 0.62 |" in page
-    )  # of seed 0, the last evaluations
-    assert "`b-two`" not in page  # without a run
+    # Of seed 0, the last evaluations.
+    assert "| a | PPO, Anakin | 1.75 ± 1.2; success 0.62 | 2 | 5M | highest: 3 |" in page
+    assert "| `a` `anakin` | 0.50, 3.00 |" in page and f"\n{a.command(0)}\n" in page
+    assert "b-two" not in page  # without a run
+    assert max(line.count(" | ") for line in page.splitlines()) < 7  # as wide as a page
     assert a.command(3) == (
         "python scripts/train.py --gin_file gin/experiments/a.gin --runner anakin "
         "--gin_bindings 'SEED = 3' --gin_bindings 'A.x = 1'"
@@ -137,6 +138,7 @@ def test_every_published_row_describes_a_run(modules):
             reached = row.sample.mean + 0.005 * abs(published.value)
             assert reached >= published.value - (published.error or 0.0), row.name
     assert len({row.command(0) for row in rows.values()}) == len(rows)
+    assert {row.suite for row in rows.values() if row.runs} == {*modules.tables.SUITES}
     assert {row.atari_game for row in rows.values()} == {None, *modules.tables.ATARI_SCORES}
 
 

@@ -13,6 +13,7 @@ import sys
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
+from podracers.commands import train
 from podracers.training import config as gin_config
 from podracers.training import loggers, trained
 from tests import processes
@@ -56,6 +57,8 @@ def test_a_run_leaves_its_files(reference):
     assert (summary["environment_steps"], summary["updates"]) == (2560, 40)
     assert summary["evaluation"]["episodes"] == 8
     assert summary["wall_time_s"] > summary["first_dispatch_s"] > 0.0
+    assert summary["memory"].keys() == {"process"}  # of the machine's: CPUs have none of their own
+    assert summary["memory"]["process"] > 0.1  # GB
     assert summary["steps_per_second"] > 0.0
     assert {"device", "versions", "commit", "seed", "random_policy_return"} <= summary.keys()
     lines = processes.log(reference)
@@ -73,7 +76,7 @@ def test_a_run_leaves_its_files(reference):
 
 def _steps(path):
     """Returns the newest checkpoint's step."""
-    steps = [int(each.name) for each in (path / "checkpoints").iterdir() if each.name.isdigit()]
+    steps = [int(each.name) for each in path.glob("checkpoints/*") if each.name.isdigit()]
     return max(steps, default=0)
 
 
@@ -83,12 +86,17 @@ def test_a_run_that_is_killed_stopped_and_resumed_equals_an_uninterrupted_one(
     reference, folder, config
 ):
     path = folder / "interrupted"
+    often = "from podracers.training import run; run._SAVE_PERIOD = 0.0\n"
+    often += "from podracers.commands import train; train.command()"
+    begin = ("--gin_file", config, "--run_dir", path)
+    by_clock = ("--gin_bindings", "Experiment.checkpoint_period = None")
     killed = processes.interrupt(
-        processes.start("train", "--gin_file", config, "--run_dir", path),
+        processes.spawn([sys.executable, "-c", often, *begin, *by_clock]),
         signal.SIGKILL,
-        lambda: processes.num_lines(path) >= 10 and _steps(path) >= 512,
+        lambda: _steps(path) > 512 and _steps(path) % 512,  # evaluations save every 512 steps
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert _steps(path) % 512
     for number in (signal.SIGTERM, signal.SIGINT):
         lines = processes.num_lines(path) + 4  # it is cut back to the checkpoint before it grows
         process = processes.start("train", "--run_dir", path, "--resume")
@@ -150,6 +158,17 @@ def test_a_resumed_run_announces_changes_and_keeps_the_earlier_configuration(
     ]
     assert (path / "config.2560.gin").read_bytes() == (reference / "config.gin").read_bytes()
     assert "Experiment.keep_best = 2" in (path / "config.gin").read_text()
+
+
+def test_changes_are_those_of_options_that_the_run_uses():
+    """Other bindings that `config.gin` had are those that changes replaced."""
+    begun = "PPO.gamma = 0.9\nPPO.anneal_steps = %A\nA = 64\nMLP.sizes = (8,)\na.encoder = @MLP()\n"
+    text = "PPO.gamma = 0.9\nPPOKL.anneal_steps = 32\na.encoder = @CNN()\nPPOKL.clip = 0.1\n"
+    assert train._changes(begun, text) == [
+        "changed: PPOKL.anneal_steps: 64 -> 32",
+        "changed: PPOKL.clip: default -> 0.1",
+        "changed: a.encoder: MLP() -> CNN()",
+    ]
 
 
 VARIANT = """

@@ -19,8 +19,20 @@ SEBULBA = (
     *("--gin_bindings", "Sebulba.actor_devices = {devices}"),
 )
 TIMES = ("time/", "idle/", "environment/")  # these metrics depend on the machine
-# 24 updates, because sums over fake devices of several processes are slow.
-NUM_LINES, SHORT = 24, "TOTAL_STEPS = 1536  # agent steps" + processes.REPORTING
+# 24 updates, because sums over fake devices of several processes are slow. A function adds a number
+# to each line, and ends the run after the 22nd update.
+NUM_LINES = 22
+SHORT = f"""
+TOTAL_STEPS = 1536  # agent steps
+from tests.scripts import test_train_distributed as own
+experiment.Experiment.on_log = @own.add_and_end
+{processes.REPORTING}
+"""
+
+
+def add_and_end(line):
+    line["own/number"] = line["step"] / 2
+    return line["step"] == NUM_LINES * 64
 
 
 def _arguments(config: pathlib.Path, runner: str, num_devices: int) -> tuple[object, ...]:
@@ -95,7 +107,8 @@ def test_several_processes_learn_what_one_learns(runner, count, reference, tmp_p
     assert "Results" not in others[0].stdout
     _assert_same(run_dir, expected)
     summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary["processes"] == count
+    assert (summary["processes"], summary["updates"]) == (count, NUM_LINES)
+    assert [line["own/number"] for line in processes.log(run_dir)][-1] == NUM_LINES * 32
     evaluated = summary["evaluation"]
     assert evaluated["metrics"]["success"] == pytest.approx(evaluated["return"])
 

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 
 from agents import returns
 from agents.meta.lpg import rule as rule_lib
-from agents.meta.rules import interface
-from agents.networks import tables
+from agents.networks import layers, tables
 from podracers import environment, tasks, types
 
 
@@ -66,7 +65,7 @@ def log_policy(logits: jax.Array, observation: dict[str, jax.Array]) -> jax.Arra
     """Returns the log-probabilities of a policy, `[..., A]`, from its table of logits `[S, A]`."""
     legal = observation[environment.ACTION_MASK]
     sums = tables.sum_rows(logits, observation[tasks.ROWS])
-    return jax.nn.log_softmax(jnp.where(legal, sums, interface.ILLEGAL))
+    return jax.nn.log_softmax(jnp.where(legal, sums, layers.MASKED))
 
 
 def entropy(log_probs: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ import optax
 from agents import networks, optimization, options, policy, replay, returns
 from agents.meta.rules import interface
 from agents.meta.rules.network import rule_network
-from agents.networks import encoders, heads
+from agents.networks import encoders, heads, layers
 from podracers import errors, types
 
 
@@ -247,5 +247,5 @@ def _legal(outputs: interface.Outputs, timestep: types.TimeStep) -> interface.Ou
     mask = encoders.action_mask(timestep.observation)
     if mask is None:
         return outputs
-    logits = jnp.where(mask, outputs[interface.POLICY], interface.ILLEGAL)
+    logits = jnp.where(mask, outputs[interface.POLICY], layers.MASKED)
     return {**outputs, interface.POLICY: logits}

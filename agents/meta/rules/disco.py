@@ -24,6 +24,7 @@ import rlax
 
 from agents import categorical, returns
 from agents.meta.rules import disco_network, interface
+from agents.networks import layers
 from podracers import parallel, types
 
 _SUPPORT = categorical.Support(bound=300.0, num_atoms=601)
@@ -140,8 +141,8 @@ class Disco:
         taken = {name: disco_network.taken(now[name], action) for name in ("z", "next_policy", "q")}
         chex.assert_equal_shape([targets.predictions.policy, now[interface.POLICY]])
         chex.assert_equal_shape([targets.predictions.z, taken["z"]])
-        legal = now[interface.POLICY] > 0.5 * interface.ILLEGAL
-        policy = jnp.where(legal, targets.predictions.policy, interface.ILLEGAL)
+        legal = now[interface.POLICY] > 0.5 * layers.MASKED
+        policy = jnp.where(legal, targets.predictions.policy, layers.MASKED)
         next_policy = jax.lax.stop_gradient(outputs[interface.POLICY][1:])
         return {
             "policy": _divergence(policy, now[interface.POLICY]),

@@ -18,7 +18,6 @@ import numpy as np
 from podracers import errors, types
 
 POLICY = "policy"  # output with the logits of the actions
-ILLEGAL = -1e9  # logit of a masked action
 
 # Outputs of a network for time steps, `[T + 1, B, ...]`, by the names of the `OutputSpec`.
 Outputs = Mapping[str, jax.Array]
@@ -37,7 +36,7 @@ class OutputSpec(NamedTuple):
 
 
 class Experience(NamedTuple):
-    """Inputs of a rule; the logits of illegal actions are `ILLEGAL`."""
+    """Inputs of a rule; the logits of illegal actions are `layers.MASKED`."""
 
     timestep: types.TimeStep  # [T + 1, B], with preprocessed observations and rewards
     action: jax.Array  # [T, B] int32

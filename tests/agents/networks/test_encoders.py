@@ -50,7 +50,6 @@ def test_vectors_join_after_the_convolutions(encoder):
         # Two channels would make layer normalisation a step function, which rounding can flip.
         (encoders.ImpalaResNet((4, 5), 8, layer_norm=True), np.float32),
         (encoders.CNN((8, 6), padding="VALID", layer_norm=True), np.uint8),
-        (encoders.ResidualImage(8, 1, (2, 2)), np.uint8),
     ],
 )
 def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
@@ -126,8 +125,8 @@ def test_places_become_planes_after_the_codes_of_the_grid():
         "agents_locations": agents,
         "board": board,
         "goal": {"col": goal[:, 1], "row": goal[:, 0].astype(np.uint8)},
-        "position": np.full((rows, 2), 0.5, np.float32),  # not of integers
-        "speed": {"row": np.ones((rows, 1), np.float32)},  # without a column
+        "position": np.full((rows, 2), 0.5, np.float32),  # no place
+        "speed": {"row": np.ones((rows, 1), np.float32)},
         "step_count": np.full((rows,), 7),
         "action_mask": np.ones((rows, 5), bool),
     }
@@ -140,7 +139,8 @@ def test_places_become_planes_after_the_codes_of_the_grid():
             image[n, row, col, 5] = np.all(goal[n] == [row, col])
         return image
 
-    options = {"num_values": 3, "ignored": ("step_count",)}
+    places = {"ignored": ("step_count",), "places": ("agents_locations", "goal")}
+    options = {"num_values": 3, **places}
     flat = encoders.OneHot(encoders.MLP(()), **options).apply({}, observation)
     vector = np.repeat([[0.5, 0.5, 1.0]], rows, axis=0)
     expected = np.concatenate([slow(observation).reshape(rows, -1), vector], axis=1)
@@ -150,7 +150,7 @@ def test_places_become_planes_after_the_codes_of_the_grid():
     nested = encoders.OneHot(encoders.MLP(()), **options).apply({}, inputs)
     np.testing.assert_array_equal(nested, expected)
     # Without codes, the grid is one channel.
-    flat = encoders.OneHot(encoders.MLP(()), ignored=("step_count",)).apply({}, observation)
+    flat = encoders.OneHot(encoders.MLP(()), **places).apply({}, observation)
     image = np.concatenate([board[..., None], slow(observation)[..., 3:]], axis=-1)
     np.testing.assert_array_equal(flat[:, :-3], image.reshape(rows, -1))
 
@@ -260,6 +260,11 @@ def test_a_user_error_names_the_option(make, named):
     [
         (encoders.DeepSets(), r"leaves \[items, ...\]; the shapes are \[\(8,\), \(5,\)\]"),
         (encoders.OneHot(encoders.MLP(), ignored=("wals",)), "no 'wals'.*walls"),
+        (
+            encoders.OneHot(encoders.MLP(), places=("place",)),
+            "OneHot.places: .* no 'place'.*'places",
+        ),
+        (encoders.OneHot(encoders.MLP(), places=("walls",)), "'walls' to be integers"),
     ],
 )
 def test_a_user_error_names_entries_of_the_observation(encoder, named):

@@ -123,11 +123,12 @@ def test_entries_of_info_are_reported_for_each_episode():
     assert goals == {-3, 0, 3}
 
 
-def test_options_and_wrappers_reach_the_environment():
+def test_options_and_wrappers_reach_the_environment(caplog):
     wrappers = ("tests.environments.own_games:Half", lambda env: gym.wrappers.TimeLimit(env, 4))
     factory = gymnasium.Gymnasium(f"{OWN}Walk-v0", {"goal": 2}, "async", wrappers)
     spec = factory.spec
     assert (spec.observation["room"].num_values, spec.max_episode_steps) == (5, 4)
+    assert "own_games.Half changes rewards" in caplog.text
     recording = _record(factory)
     assert set(np.unique(recording.timestep.reward)) == {-0.5, 0.0, 0.5}
     assert recording.timestep.observation["steps"].max() == 4

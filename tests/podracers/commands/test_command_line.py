@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from podracers import errors
+from podracers import errors, leaks
 from podracers.commands import command_line
 from tests import processes
 
@@ -33,6 +33,7 @@ experiment.Experiment.agent = @my_agent.MyAgent
 
 
 _LINE = next(n for n, line in enumerate(MY_AGENT.splitlines(), 1) if "the mistake" in line)
+_KEPT = jax.errors.UnexpectedTracerError("created on line /mine.py:3:20 (table).")
 _LAST = rf".*my_agent\.py:{_LINE} in loss: {re.escape(SHAPES)}"
 
 
@@ -41,6 +42,7 @@ _LAST = rf".*my_agent\.py:{_LINE} in loss: {re.escape(SHAPES)}"
     [
         (errors.UserError("no\nmore"), 2, "error: no"),
         (errors.RunFailure("full"), 1, "failed: full"),
+        (_KEPT, 2, f"error: {leaks.explained(_KEPT)}"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (MemoryError("all of it"), 1, "failed: out of memory: MemoryError: all of it"),
     ],
@@ -72,6 +74,18 @@ def test_an_unknown_option_names_the_binding_that_is_meant(files, words, hint):
     full = rf"; did you mean --gin_bindings {re.escape(hint)}\?" if hint else ""
     with pytest.raises(errors.UserError, match=rf"^{plain}{full} \(see --help\)$"):
         parser.parse_args([*files, *words])
+
+
+def test_values_follow_one_flag_or_repeat_it():
+    parser = command_line.Parser()
+    parser.add_experiment()
+    words = ["--gin_file", "a", "b", "--gin_bindings", "A = 1", "B = 2", "--gin_bindings", "C = 3"]
+    options = parser.parse_args(words)
+    assert (options.gin_file, options.gin_bindings) == (["a", "b"], ["A = 1", "B = 2", "C = 3"])
+    assert parser.parse_args([]).gin_bindings == []
+    folders = (processes.ROOT / "scripts", processes.ROOT / "podracers" / "commands")
+    source = "".join(file.read_text() for folder in folders for file in folder.glob("*.py"))
+    assert re.findall(r'"append"|nargs="\+"', source) == []
 
 
 def test_the_hint_reads_files_that_include_one_another_once(tmp_path):

@@ -1,6 +1,7 @@
 """Tests of failures under Sebulba: the run ends in time, with the first cause and no threads."""
 
 import re
+import sys
 import time
 import traceback
 
@@ -10,7 +11,7 @@ import pytest
 
 from podracers import environment, errors, parallel, sebulba
 from podracers.supervision import pipeline
-from tests import contract, faults, streams
+from tests import contract, faults, processes, streams
 
 
 def _make(**options):
@@ -34,8 +35,9 @@ def _make(**options):
 def _shared():
     """One runner for all tests: it compiles once, and works again after each failure."""
     runner, factory = _make()
-    runner.step(runner.init(0), 1)
-    runner.close()
+    with runner as entered:
+        entered.step(runner.init(0), 1)
+    assert pipeline.abandoned() == []
     return runner, factory
 
 
@@ -49,6 +51,25 @@ def _made(shared):
     assert pipeline.abandoned() == []
     assert all(host.closed for host in factory.made)
     factory.set()
+
+
+SCRIPT = """
+from agents import ppo
+from environments import catch
+from podracers import sebulba
+
+environment = catch.Catch()
+agent = ppo.PPO(spec=environment.spec, learning_rate=1e-3)
+runner = sebulba.Sebulba(agent=agent, environment=environment, num_envs=16, rollout_length=8)
+state, report = runner.step(runner.init(0), 3)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_may_end_without_closing_its_runner():
+    for _ in range(5):
+        running = [processes.spawn([sys.executable, "-c", SCRIPT]) for _ in range(4)]
+        assert [processes.finish(process).returncode for process in running] == [0] * 4
 
 
 def test_one_stream_is_not_split_on_an_accelerator():
@@ -178,7 +199,8 @@ def test_a_larger_lag_is_bounded_and_recorded():
         lags.extend(update - versions[0, :, 0])
     assert sorted(runner._sessions[0].versions._values) == [9, 10, 11, 12]  # the rest is deleted
     values = runner.diagnostics().values
-    runner.close()
+    del runner, queues  # which nobody has closed
+    processes.wait_for(lambda: pipeline.abandoned() == [])
     assert min(lags) >= 0 and max(lags) == lag
     assert values["lag/mean"] == pytest.approx(np.mean(lags))
     for each in set(lags):

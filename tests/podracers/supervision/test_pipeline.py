@@ -15,6 +15,42 @@ from tests import processes
 
 LIMIT = 0.2  # seconds
 
+# Threads in JAX while the interpreter ends.
+PROGRAM = """
+import sys, threading, time
+import jax, numpy as np
+from podracers.supervision import pipeline
+
+pipeline._JOIN_TIMEOUT = 0.1
+step = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, y: y @ x, x))
+x, running = np.eye(100, dtype=np.float32), threading.Event()
+
+def act(worker):
+    while True:
+        with worker.doing("inference"):
+            np.asarray(step(x))
+        running.set()
+
+def compile(worker):
+    with worker.doing(pipeline.COMPILING):
+        for _ in range(20 * 100):
+            np.asarray(step(x))
+            running.set()
+
+def start():
+    supervisor = pipeline.Supervisor(60.0)
+    for actor in range(2):
+        supervisor.start(f"actor {actor}", act)
+    running.wait()
+
+"""
+ENDINGS = {  # exit codes and last lines
+    "start(); print('done', file=sys.stderr)": (0, "done"),
+    "start(); sys.exit(5)": (5, ""),
+    "start(); 1 / 0": (1, "ZeroDivisionError: division by zero"),
+    "pipeline.call('evaluation', compile, 60.0, running.is_set)": (1, "Cancelled"),
+}
+
 
 def _supervised(timeout=processes.PATIENCE):
     return contextlib.closing(pipeline.Supervisor(timeout))
@@ -106,6 +142,21 @@ def test_a_worker_that_exits_is_a_failure():
         supervisor.start("worker", lambda _: sys.exit(0))
         with pytest.raises(RuntimeError, match=r"SystemExit\(0\)"):
             pipeline.Queue(supervisor, 1).get()
+
+
+@pytest.mark.parametrize("is_within_generator", [False, True])
+def test_a_stop_iteration_is_named_with_its_line(is_within_generator):
+    def step():
+        yield next(iter(()))
+
+    work = step().send if is_within_generator else lambda _: next(iter(()))
+    with _supervised() as supervisor:
+        supervisor.start("actor 0", lambda _: work(None))
+        with pytest.raises(RuntimeError, match="generator raised StopIteration") as raised:
+            pipeline.Queue(supervisor, 1).get()
+    last = command_line.ending(raised.value).cause
+    name = "step" if is_within_generator else "<lambda>"
+    assert last.startswith(f"{__file__}:") and last.endswith(f"in {name}: StopIteration")
 
 
 def test_a_failure_while_closing_is_logged(caplog):
@@ -235,6 +286,14 @@ def test_a_call_returns_the_result_or_raises_and_one_that_hangs_or_is_stopped_is
     with pytest.raises(pipeline.Cancelled):
         pipeline.call("other", lambda _: over.wait(processes.PATIENCE), 2.0, stop=lambda: True)
     assert pipeline.abandoned() == ["other", "worker"]
+
+
+def test_the_end_of_the_interpreter_ends_workers_in_jax():
+    running = [processes.spawn([sys.executable, "-c", PROGRAM + ending]) for ending in ENDINGS]
+    ended = [processes.finish(process) for process in running]
+    for result, (code, last) in zip(ended, ENDINGS.values()):
+        assert result.returncode == code, result.stderr
+        assert (result.stderr.splitlines() or [""])[-1].endswith(last)
 
 
 def test_a_call_may_have_no_time_limit():

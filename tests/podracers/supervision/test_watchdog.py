@@ -31,27 +31,27 @@ def leave():  # two scratch directories, a child in one of them and a child else
 
 """
 BODIES = {
-    "hang": "leave(); watchdog.set_limit(0, 1.0); hang()",
+    "hang": "leave(); watchdog.set_limit(hang, 1.0); hang()",
     "hang with handlers": """
 for number in watchdog.STOP_SIGNALS:  # as a run has
     signal.signal(number, lambda *_: None)
-watchdog.set_limit(0, 1.0)
+watchdog.set_limit(hang, 1.0)
 hang()
 """,
     "exit": "leave(); os._exit(0)",
     "kill": "leave(); os.kill(os.getpid(), signal.SIGKILL)",
     "slow exit": """
 watchdog._EXIT_LIMIT = 1.0
-watchdog.set_limit(0, 60.0)
-watchdog.set_limit(0, None)
+watchdog.set_limit(hang, 60.0)
+watchdog.set_limit(hang, None)
 atexit.register(time.sleep, 60)
 watchdog.expect_end()
 """,
     "in time": """
-watchdog.set_limit(0, 2.0)
+watchdog.set_limit(hang, 2.0)
 hang(1)
 time.sleep(4)  # other threads run
-watchdog.set_limit(0, None)
+watchdog.set_limit(hang, None)
 hang(4)
 print("alive")
 """,
@@ -96,7 +96,7 @@ def test_scratch_directories_and_their_processes_are_removed_at_any_end(ended, n
 
 
 def test_time_in_which_the_process_is_suspended_does_not_count():
-    process = _start("watchdog.set_limit(0, 1.0); print('ready', flush=True); time.sleep(3.0)")
+    process = _start("watchdog.set_limit(hang, 1.0); print('ready', flush=True); time.sleep(3.0)")
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGSTOP)
     time.sleep(5.0)

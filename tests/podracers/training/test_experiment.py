@@ -6,6 +6,7 @@ from concurrent import futures
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 from agents import networks, ppo
@@ -159,6 +160,25 @@ class Broken(catch.Catch):
         return state.velocity
 
 
+class Leaking(catch.Catch):
+    """Keeps an array that JAX traced."""
+
+    @functools.cached_property
+    def scale(self):
+        return jnp.ones(()) * 2
+
+    def step(self, state, action):
+        state, timestep = super().step(state, action)
+        return state, timestep._replace(reward=timestep.reward * self.scale)
+
+
+def _leaking(spec):
+    class Own(ppo.PPO):
+        _optimizer = functools.cached_property(lambda self: optax.sgd(jnp.ones(()) * 2))
+
+    return Own(spec)
+
+
 def _values(spec):
     return ppo.PPO(spec, network=lambda spec, head: networks.q_network(spec, head.num_outputs))
 
@@ -171,6 +191,8 @@ def _values(spec):
             errors.UserError,
             r"^environment Catch \(tests\..*Shapeless\): .*reward",
         ),
+        ({"environment": Leaking}, errors.UserError, "Leaking.scale keeps an array of a JAX trace"),
+        ({"agent": _leaking}, errors.UserError, "Own._optimizer keeps an array of a JAX trace"),
         ({"agent": _values}, errors.UserError, "network: expected an ActorCriticOutput"),
         ({"environment": Broken}, AttributeError, "velocity"),  # with its traceback
     ],

@@ -81,7 +81,9 @@ def test_tensorboard_shows_the_configuration(tmp_path):
     logger = loggers.TensorBoardLogger(tmp_path)
     logger.write_configuration(0, {"config": "# no heading\nA = *b* <c>\n"}, values)
     logger.close()
-    loggers.TensorBoardLogger(tmp_path, resume_step=0).close()  # which keeps them
+    values["PPO.epochs"] = 8.0
+    logger = loggers.TensorBoardLogger(tmp_path, resume_step=0)
+    logger.write_configuration(0, {}, values)  # replaces the row, and keeps the page
     events = _events(tmp_path)
     (page,) = events.Tensors("config")
     text = tensor_util.make_ndarray(page.tensor_proto).item().decode()

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from unittest import mock
 
 import jax
@@ -20,8 +21,10 @@ import numpy as np
 import psutil
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.plugins.hparams import metadata
 from tensorboard.util import tensor_util
 
+from agents import ppo
 from environments import cartpole, catch, randomized
 from podracers import errors, evaluation, metrics, types
 from podracers.checkpoints import checkpoint
@@ -46,14 +49,17 @@ POPULATION = (
 class At:
     """A stop request that acts once, when the run has logged so many lines.
 
-    Without an action it becomes true; else it stays false.
+    Without an action it becomes true, `later` further requests; else it stays false.
     """
 
-    def __init__(self, path=None, lines=math.inf, action=None):
-        self._path, self._lines, self._action = path, lines, action
+    def __init__(self, path=None, lines=math.inf, action=None, later=0):
+        self._path, self._lines, self._action, self._later = path, lines, action, later
 
     def __bool__(self):
         if self._path is None or processes.num_lines(self._path) < self._lines:
+            return False
+        self._later -= 1
+        if self._later >= 0:
             return False
         if self._action is None:
             return True
@@ -177,12 +183,27 @@ def test_a_population_is_logged_by_member_and_on_average(population, capsys):
     assert re.search(row, printed)
     assert re.search(rf"\nsuccess +{results['return']:.4g}, greedy ", printed)
     assert re.search(r"\nspeed +7, greedy 7\n", printed) and "achievement" not in printed
+    for member, row in zip(members, ("seed_3,learning_rate=0.0001", "seed_4,learning_rate=0.01")):
+        events = event_accumulator.EventAccumulator(str(directory.path / row)).Reload()
+        shown = [event.value for event in events.Scalars("loss/value")]
+        assert shown == pytest.approx([x[f"loss/value/seed_{member['seed']}"] for x in rows])
+        content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        trial = metadata.parse_session_start_info_plugin_data(content).hparams
+        assert trial["PPO.learning_rate"].number_value == member["values"]["learning_rate"]
+        assert trial["Experiment.seed"].number_value == member["seed"]
+    tags = event_accumulator.EventAccumulator(str(directory.path)).Reload().Tags()
+    assert not any("seed_" in tag for tag in tags["scalars"])
+    assert "_hparams_/session_start_info" not in tags["tensors"]
+
+
+def test_a_member_of_a_population_is_loaded_alone(population):
+    directory, summary = population
     policies = trained.load_all(directory.path), trained.load(directory.path, member=1)
     judged, alone = (
         policy.parts.evaluate(policy.params, evaluation.run_key(3)).episodes.mean_return()
         for policy in policies
     )
-    assert judged.tolist() == list(results["return_by_seed"].values())
+    assert judged.tolist() == list(summary["evaluation"]["return_by_seed"].values())
     assert alone == judged[1] and policies[1].parts.agent.learning_rate == RATES[1]
     with pytest.raises(errors.UserError, match=r"member: expected .*, 0 to 1, got None"):
         trained.load(directory.path)
@@ -217,15 +238,21 @@ def test_a_run_prints_that_evaluations_play_another_environment(settings, tmp_pa
     def random():
         return randomized.Randomized(cartpole.CartPole, {"gravity": (0.5, 2.0)})
 
-    candidate = dataclasses.replace(settings, environment=random)
+    periods = {"log_period": 3, "evaluation_period": None, "checkpoint_period": None}
+    candidate = dataclasses.replace(settings, environment=random, total_steps=64 * 118, **periods)
     directory = run_directory.RunDirectory(tmp_path)
     _, lines = _run(candidate, directory, At(directory.path, 0))
     assert "evaluations: in the environment's evaluation_environment" in lines
+    every = "every 6 updates (384 agent steps) and at the end"
+    saves = "every 5 minutes, after evaluations and at the end"
+    assert f"evaluates {every}; saves {saves}" in lines
 
 
 @pytest.mark.exact
-def test_a_stopped_population_resumes_as_if_nothing_had_happened(settings, population, tmp_path):
-    """Also if it had not saved yet, or was stopped before its first update."""
+def test_a_stopped_population_resumes_as_if_nothing_had_happened(
+    settings, population, tmp_path, monkeypatch
+):
+    """Also if it had not saved yet, or was stopped before its first update or within a period."""
     directory = run_directory.RunDirectory(tmp_path)
     directory.config.write_text(population[0].config.read_text())
     directory.metrics.write_text('{"step": 64, "loss/value": 1.0}\n')
@@ -233,14 +260,81 @@ def test_a_stopped_population_resumes_as_if_nothing_had_happened(settings, popul
     assert "evaluations: in the environment's evaluation_environment" not in lines
     assert "there is no checkpoint yet: starting from the beginning" in lines
     assert lines[-1] == "stopped at 0 steps: continue with --resume"
-    summary, lines = _run(settings, directory, At(directory.path, 4), resume=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "_DISPATCH_TIME", 0.0)  # one update
+        summary, lines = _run(settings, directory, At(directory.path, 3, later=1), resume=True)
     assert summary is None
-    assert lines[-1] == "stopped at 512 steps: continue with --resume"
+    assert processes.num_lines(directory.path) == 3
+    assert lines[-1] == "stopped at 448 steps: continue with --resume"
     summary, lines = _run(settings, directory, resume=True)
-    assert "resuming from step 512" in lines
+    assert "resuming from step 448" in lines
+    every = "6 updates (384 agent steps) and at the end; saves every 3 updates (192 agent steps)"
+    assert f"evaluates every {every}, after evaluations and at the end" in lines
     processes.assert_same_end(population[0].path, directory.path)
     assert summary["evaluation"] == population[1]["evaluation"]
     assert summary["random_policy_return"] == population[1]["random_policy_return"]
+
+
+class Slow(ppo.PPO):
+    """Its updates take 50 ms; the fifth one sends SIGTERM."""
+
+    updates = 0
+
+    def update(self, *arguments):
+        def wait():
+            Slow.updates += 1
+            if Slow.updates == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
+
+        jax.experimental.io_callback(wait, None)
+        return super().update(*arguments)
+
+
+def test_a_stop_waits_for_no_log_period(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "_DISPATCH_TIME", 0.2)
+    bindings = ["Experiment.log_period = 40", "Experiment.evaluation_period = 0"]
+    bindings += ["Experiment.checkpoint_period = None", "Anakin.num_devices = 1"]
+    slow = experiment.load([str(processes.config_file(tmp_path))], bindings)
+    agent = functools.partial(Slow, epochs=1, num_minibatches=1)
+    slow = dataclasses.replace(slow, agent=agent)
+    assert run.train(slow, tmp_path / "run") is None
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert 5 * 64 <= int(saved.name) < 12 * 64
+
+
+def test_a_function_sees_adds_to_and_ends_the_log(settings, population, tmp_path):
+    """A run that it has ended stays so, unless it is resumed without the function."""
+    directory, rows = run_directory.RunDirectory(tmp_path), []
+
+    def end(line):
+        rows.append(dict(line))
+        line["own/number"] = line["step"] / 2
+        return line["step"] == 4 * 64
+
+    ending = dataclasses.replace(settings, on_log=end)
+    for resume in (False, True):
+        summary, lines = _run(ending, directory, resume=resume)
+        assert (summary["updates"], summary["environment_steps"]) == (4, 2 * 256)
+        assert [row["step"] for row in rows] == [192, 256]
+        assert _score(directory, 256) == pytest.approx(summary["evaluation"]["return"])
+        assert ("Experiment.on_log ends the run at 256 steps" in lines) == (not resume)
+    _run(settings, directory, resume=True)
+    logged = processes.log(directory.path)
+    assert [row.pop("own/number", None) for row in logged] == [96, 128, None, None, None, None]
+    assert logged == processes.log(population[0].path)
+
+
+@pytest.mark.parametrize(
+    ("answer", "number", "got"), [("stop", 1.0, "'stop'"), (None, "x", "'own/x', got 'x'")]
+)
+def test_a_function_of_the_log_that_returns_or_adds_no_number_is_refused(
+    settings, tmp_path, answer, number, got
+):
+    mistaken = dataclasses.replace(settings, on_log=lambda line: answer)
+    trainer = run.Run(mistaken, settings.build(), run_directory.RunDirectory(tmp_path), stop=())
+    with pytest.raises(errors.UserError, match=f"Experiment.on_log: expected .*{got}"):
+        trainer._call_on_log({"step": 64, "own/x": number})
 
 
 def _move(path):
@@ -335,6 +429,11 @@ def test_a_broken_rule_ends_a_run_of_sebulba_after_its_first_dispatch(tmp_path):
     ("binding", "message"),
     [
         ("SEED = 7", "seed, 3: got 7"),
+        ("Anakin.population = 4", "population, 2: got 4"),
+        (
+            "Anakin.population_values = {'gamma': (0.9, 0.5)}",
+            r"population_values, \{'learning_rate': \[0.0001, 0.01\]\}: got \{'gamma'",
+        ),
         ("Anakin.rollout_length = 32", "update, 64: got 256"),
         ("TOTAL_STEPS = 512", "at least 640, .*; got 512"),
         ("Experiment.checkpoint_directory = '{}'", "expected the checkpoints of .*; got none"),
@@ -342,10 +441,33 @@ def test_a_broken_rule_ends_a_run_of_sebulba_after_its_first_dispatch(tmp_path):
 )
 def test_resuming_with_a_fixed_option_changed_is_refused(population, binding, message, tmp_path):
     directory = run_directory.RunDirectory(population[0].path)
-    changed = experiment.load([str(directory.config)], [binding.format(tmp_path)])
+    changed = experiment.load([str(directory.config)], [binding.replace("{}", str(tmp_path))])
     with pytest.raises(errors.UserError, match=message):
         _run(changed, directory, resume=True)
     run_directory.Lock(directory.path).acquire()  # the refused run has released it
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (jax.threefry_partitionable(False), "jax_threefry_partitionable, True: got False"),
+        (jax.default_prng_impl("rbg"), "jax_default_prng_impl, 'threefry2x32': got 'rbg'"),
+    ],
+)
+def test_resuming_with_another_generator_is_refused(settings, population, setting, message):
+    with setting, pytest.raises(errors.UserError, match=message):
+        _run(settings, run_directory.RunDirectory(population[0].path), resume=True)
+
+
+def test_a_resumed_run_prints_settings_that_change_rounding(settings, population, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_other")
+    directory = run_directory.RunDirectory(population[0].path)
+    parts, lines = settings.build(), []
+    resumed = run.Run(settings, parts, directory, stop=At(), resume=True, print_line=lines.append)
+    assert any(re.match("changed: XLA_FLAGS: .* -> '--xla_other'", line) for line in lines)
+    resumed._require_same_run(640, {"update": 10, "seed": 3})  # as earlier versions saved
+    with resumed._exits:
+        pass
 
 
 def _score(directory, step):
@@ -525,19 +647,20 @@ def test_times_add_up_over_starts_without_the_first_dispatch_of_each(monkeypatch
     monkeypatch.setattr(run.time, "perf_counter", lambda: now[0])
     first = run.Clock()
     first.add_dispatch(30.0, 64)
-    assert math.isnan(first.latest_rate) and math.isnan(first.rate)
+    assert math.isnan(first.lap_rate()) and math.isnan(first.rate)
     first.add_dispatch(2.0, 64)
     first.add_dispatch(1.0, 128)
-    assert (first.rate, first.latest_rate, first.first_dispatch) == (64.0, 128.0, 30.0)
+    assert (first.rate, first.lap_rate(), first.first_dispatch) == (64.0, 64.0, 30.0)
     now[0] += 38.0
     record = first.record()
     now[0] += 1000.0  # between two starts
     second = run.Clock(**record)
     now[0] += 5.0
     second.add_dispatch(10.0, 64)
-    assert math.isnan(second.latest_rate)
-    second.add_dispatch(3.0, 64)
-    assert second.rate == (64 + 128 + 64) / (2.0 + 1.0 + 3.0)
+    assert math.isnan(second.lap_rate())
+    second.add_dispatch(3.0, 96)
+    assert second.lap_rate() == 32.0
+    assert second.rate == (64 + 128 + 96) / (2.0 + 1.0 + 3.0)
     assert (second.first_dispatch, second.elapsed) == (40.0, 38.0 + 5.0)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from agents.meta.rules import disco, disco_network, interface
+from agents.networks import layers
 from podracers import errors, parallel, types
 from tests.agents import experience
 
@@ -171,7 +172,7 @@ def test_losses_ignore_illegal_actions(teach):
     experience = _experience()
     targets, _, usual = teach(_params(), _state(), experience)
     logits = experience.outputs["policy"].copy()
-    logits[..., 2] = interface.ILLEGAL
+    logits[..., 2] = layers.MASKED
     masked = {**experience.outputs, "policy": logits}
     losses = RULE.losses(targets, masked, experience.action, experience.timestep)
     assert np.max(losses["policy"]) < 5.0 and np.max(losses["next_policy"]) < 5.0
