@@ -242,8 +242,8 @@ class Checkpointer:
         template: types.PyTree | None,
         item: str = "state",
         best: bool = False,
-        selects: Callable[[str], bool] = lambda name: True,
         check: Callable[[int, Mapping[str, Any]], None] = lambda step, metadata: None,
+        selects: Callable[[str], bool] = lambda name: True,
     ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
         """Restores the newest checkpoint that is not damaged, and renames damaged ones.
 
@@ -253,8 +253,8 @@ class Checkpointer:
             arrays.
           item: `"state"`, or `"params"` for the acting parameters alone.
           best: take the highest score instead of the newest; the newest if there is no score.
-          selects: whether a leaf, by its name, is read where `template` is None; else it is `...`.
           check: called with step and metadata before the arrays are compared and read.
+          selects: whether a leaf, by its name, is read where `template` is None; else it is `...`.
 
         Returns:
           `(step, item, metadata)`, or None if there is no checkpoint. The shardings of the item are
@@ -270,7 +270,7 @@ class Checkpointer:
         damaged: dict[int, str] = {}
         for step in dict.fromkeys([*ranked, *processes.on_lead(self._listed)[::-1]]):
             try:
-                tree, metadata = self._restore_item(item, template, step, selects, check)
+                tree, metadata = self._restore_item(item, template, step, check, selects)
             except integrity.DamagedError as error:
                 damaged[step] = str(error)
                 continue
@@ -308,8 +308,8 @@ class Checkpointer:
         item: str,
         template: types.PyTree | None,
         step: int,
-        selects: Callable[[str], bool],
         check: Callable[..., None],
+        selects: Callable[[str], bool],
     ) -> tuple[types.PyTree, dict[str, Any]]:
         """Verifies and restores one item of one step, with the metadata."""
         folder, fault = self._directory / str(step), None

@@ -47,12 +47,11 @@ def main() -> int:
     help_text = "without a sign of life, after which a process counts as lost (default: 60)"
     add("--peer_timeout", type=float, default=60.0, metavar="SECONDS", help=help_text)
     arguments = parser.parse_args()
-    if arguments.initial_run is not None:
-        binding = f"Experiment.initial_run = {arguments.initial_run!r}"
-        arguments.gin_bindings = [*arguments.gin_bindings, binding]
     if arguments.list:
         print(command_line.table([*gin_names.experiments().items()]))
         return 0
+    if arguments.initial_run is not None:
+        arguments.gin_bindings.append(f"Experiment.initial_run = {arguments.initial_run!r}")
     command_line.use_compilation_cache()
     group = processes.Group(arguments.coordinator, arguments.num_processes, arguments.process_id)
     if arguments.distributed or group.coordinator or processes.is_cluster():
@@ -158,8 +157,8 @@ def _changes(begun: str, text: str) -> list[str]:
         before = repr(old[name]) if name in old else replaced.get(part, "default")
         if before == after:
             continue
-        option = name.removeprefix("Experiment.")
-        if option in ("agent", "environment", "runner") or option.startswith("initial_"):
+        part = name.removeprefix("Experiment.")
+        if part in ("agent", "environment", "runner") or part.startswith("initial_"):
             raise errors.UserError(
                 f"a resumed run keeps its {part}, {before}: got {after}; begin a new run, in "
                 "another --run_dir"

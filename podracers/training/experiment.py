@@ -78,15 +78,15 @@ class Experiment:
       keep_best: number of checkpoints with the best evaluations to keep in addition.
       profile_update: an update whose log period the JAX profiler traces, into `profile` in the run
         directory; not in the first period, which compiles. None for no trace.
+      on_log: function that process 0 calls with each log line, numbers by name with `step`. It may
+        add numbers, which are logged, and return True to end the run, as after its last update. A
+        resumed run calls it for later lines only.
       initial_run: directory of another run, whose parameters and statistics of observations this
         one begins with, from the newest checkpoint; `{seed}` in it stands for `seed`. Optimizer,
         counters and replay begin anew. A resumed run does not read it.
       initial_best: take its best evaluated checkpoint, not the newest.
       initial_parts: nodes of the tree of parameters to take alone, such as `('encoder',)`; also
         `'normalizer'`, the statistics. None for everything.
-      on_log: function that process 0 calls with each log line, numbers by name with `step`. It may
-        add numbers, which are logged, and return True to end the run, as after its last update. A
-        resumed run calls it for later lines only.
       tracker: additional service that receives the run's metrics: `@WeightsAndBiases()`, or None.
       matmul_precision: see `precision.Precision`, as for `compute_dtype`.
       compute_dtype: dtype of encoders and cores.
@@ -108,10 +108,10 @@ class Experiment:
     keep_latest: int = 3
     keep_best: int = 1
     profile_update: int | None = None
+    on_log: Callable[[dict[str, float]], bool | None] | None = None
     initial_run: str | None = None
     initial_best: bool = False
     initial_parts: tuple[str, ...] | None = None
-    on_log: Callable[[dict[str, float]], bool | None] | None = None
     tracker: loggers.WeightsAndBiases | None = None
     matmul_precision: str | None = None
     compute_dtype: str = "float32"

@@ -187,12 +187,12 @@ class Run:
         seeds = range(experiment.seed, experiment.seed + runner.population)
         self._seeds = list(seeds) if runner.population > 1 else []
         self._update = 0
-        self._origin: dict[str, Any] = {}  # the run that it began with, for records
         if (period := experiment.evaluation_period) is None:
             periods = parts.num_updates / experiment.log_period
             count = max(1, round(periods / _NUM_EVALUATIONS)) if periods > 1 else 0
             period = experiment.log_period * count
         self._evaluation_period = period
+        self._origin: dict[str, Any] = {}  # the run that it began with, for records
         self._resume = resume
         self._is_configuration_kept = False
         # See `metrics.Report`; replay keeps observations.
@@ -261,6 +261,7 @@ class Run:
         saved, current = metadata.get("rounding", {}), summary_lib.rounding()
         for name in (name for name in saved if saved[name] != current.get(name)):
             self._print_line(f"changed: {name}: {saved[name]!r} -> {current.get(name)!r}")
+        self._origin = {name: metadata[name] for name in metadata if name == "initial_run"}
         self._print_line(f"resuming from step {step:,}")
         return True
 

@@ -183,6 +183,20 @@ def test_a_population_is_logged_by_member_and_on_average(population, capsys):
     assert re.search(row, printed)
     assert re.search(rf"\nsuccess +{results['return']:.4g}, greedy ", printed)
     assert re.search(r"\nspeed +7, greedy 7\n", printed) and "achievement" not in printed
+    policies = trained.load_all(directory.path), trained.load(directory.path, member=1)
+    judged, alone = (
+        policy.parts.evaluate(policy.params, evaluation.run_key(3)).episodes.mean_return()
+        for policy in policies
+    )
+    assert judged.tolist() == list(results["return_by_seed"].values())
+    assert alone == judged[1] and policies[1].parts.agent.learning_rate == RATES[1]
+    with pytest.raises(errors.UserError, match=r"member: expected .*, 0 to 1, got None"):
+        trained.load(directory.path)
+
+
+def test_tensorboard_has_a_row_of_hyper_parameters_for_each_member(population):
+    directory, summary = population
+    rows, members = processes.log(directory.path), summary["members"]
     for member, row in zip(members, ("seed_3,learning_rate=0.0001", "seed_4,learning_rate=0.01")):
         events = event_accumulator.EventAccumulator(str(directory.path / row)).Reload()
         shown = [event.value for event in events.Scalars("loss/value")]
@@ -194,19 +208,6 @@ def test_a_population_is_logged_by_member_and_on_average(population, capsys):
     tags = event_accumulator.EventAccumulator(str(directory.path)).Reload().Tags()
     assert not any("seed_" in tag for tag in tags["scalars"])
     assert "_hparams_/session_start_info" not in tags["tensors"]
-
-
-def test_a_member_of_a_population_is_loaded_alone(population):
-    directory, summary = population
-    policies = trained.load_all(directory.path), trained.load(directory.path, member=1)
-    judged, alone = (
-        policy.parts.evaluate(policy.params, evaluation.run_key(3)).episodes.mean_return()
-        for policy in policies
-    )
-    assert judged.tolist() == list(summary["evaluation"]["return_by_seed"].values())
-    assert alone == judged[1] and policies[1].parts.agent.learning_rate == RATES[1]
-    with pytest.raises(errors.UserError, match=r"member: expected .*, 0 to 1, got None"):
-        trained.load(directory.path)
 
 
 def test_paths_in_the_results_are_neither_markup_nor_broken(population, capsys, monkeypatch):
