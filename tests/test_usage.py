@@ -102,18 +102,6 @@ _INSTALLED = dict(
 )
 
 
-def _commands() -> list[list[str]]:
-    """Returns the words of each command of the pages; the first one is its script's file."""
-    names = "|".join(_INSTALLED)
-    lines = re.findall(rf"(?<![\w-])((?:{names}|python scripts/\w+\.py) [^\n`;]*)", _TEXT)
-    commands = []
-    for line in lines:
-        name, *words = shlex.split(line.removeprefix("python scripts/"), comments=True)
-        script = name.removeprefix("podracers-").removesuffix(".py").replace("-", "_")
-        commands.append([f"{script}.py", *words])
-    return commands
-
-
 @pytest.mark.slow
 def test_a_curriculum_begins_with_the_parameters_of_the_easier_task(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -132,8 +120,12 @@ def test_a_curriculum_begins_with_the_parameters_of_the_easier_task(tmp_path, mo
 
 
 def test_commands_name_options_that_exist():
-    assert len(_commands()) > 40
-    for script, *words in _commands():
+    names = "|".join(_INSTALLED)
+    lines = re.findall(rf"(?<![\w-])((?:{names}|python scripts/\w+\.py) [^\n`;]*)", _TEXT)
+    assert len(lines) > 40
+    for line in lines:
+        name, *words = shlex.split(line.removeprefix("python scripts/"), comments=True)
+        script = name.removeprefix("podracers-").removesuffix(".py").replace("-", "_") + ".py"
         command = ROOT / "podracers" / "commands" / script
         source = (command if command.exists() else ROOT / "scripts" / script).read_text()
         if "add_experiment" in source:

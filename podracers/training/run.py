@@ -257,7 +257,6 @@ class Run:
             _, expected = self._runner.trace(self._experiment.seed).out_info
             if jax.tree.structure(report) == jax.tree.structure(expected):  # else a changed option
                 self._report = report
-        self._origin = {name: metadata[name] for name in metadata if name == "initial_run"}
         saved, current = metadata.get("rounding", {}), summary_lib.rounding()
         for name in (name for name in saved if saved[name] != current.get(name)):
             self._print_line(f"changed: {name}: {saved[name]!r} -> {current.get(name)!r}")
