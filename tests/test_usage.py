@@ -109,7 +109,7 @@ def test_a_curriculum_begins_with_the_parameters_of_the_easier_task(tmp_path, mo
     small += ("PPO.epochs = 1", "Experiment.evaluation_episodes = 4")
     small += ("Experiment.evaluation_max_steps = 8",)
     begun = []
-    for line in re.findall(r"podracers-(train .*-\$seed.*)", _TEXT):
+    for line in re.findall(r"podracers-(train .*(?:force|snake-6)-\$seed.*)", _TEXT):
         words = shlex.split(line.replace("$seed", "0"))
         of_snake = ("ValuePropagation.num_steps = 2",) if "snake" in line else ()
         monkeypatch.setattr("sys.argv", [*words, "--gin_bindings", *small, *of_snake])
