@@ -79,8 +79,8 @@ def table(results: Evaluation) -> str:
     headings = ["task", *contenders, "A2C's learning rate, entropy cost"]
     return (
         markdown.table(headings, lines)
-        + f"\n{len(results.rules)} rule(s), {results.lifetimes} lifetimes each in every experiment, "
-        f"of {results.steps:,} steps of each environment: "
+        + f"\n{len(results.rules)} rule(s), {results.lifetimes} lifetimes each in every experiment,"
+        f" of {results.steps:,} steps of each environment: "
         f"`python scripts/evaluate_rule.py {results.command}`.\n"
     )
 
