@@ -98,7 +98,7 @@ def _made():
     return agent, jax.jit(agent.init_learner)(jax.random.key(0)).params, sample
 
 
-@pytest.mark.parametrize("consistency", [0.0, 2.0])
+@pytest.mark.parametrize("consistency", [pytest.param(0.0, marks=pytest.mark.slow), 2.0])
 def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
     """The root in full, imagined steps by their mean; each step halves the gradient of latents."""
     agent, params, sample = made

@@ -56,9 +56,7 @@ FORWARD, RIGHT = 0, 1
 TO_GOAL = [FORWARD, FORWARD, RIGHT, FORWARD, FORWARD]  # in the room of 3 x 3, corner to corner
 
 
-@pytest.mark.parametrize(
-    ("max_steps", "reward", "discount"), [(4, 0.0, 1.0), (5, 0.1, 0.0)]
-)
+@pytest.mark.parametrize(("max_steps", "reward", "discount"), [(4, 0.0, 1.0), (5, 0.1, 0.0)])
 def test_the_goal_terminates_and_the_limit_truncates(max_steps, reward, discount):
     env = make(QUICK, max_steps=max_steps)
     assert env.spec.max_episode_steps == max_steps

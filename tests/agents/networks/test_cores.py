@@ -140,9 +140,9 @@ def test_gradients_pass_fifty_steps_of_gates_with_chrono_biases(core):
     "core, name, signs",
     [
         (cores.MinGRU(200, 101), "input/bias", (-1, 0)),
-        (cores.LSTM(200, 101), "input/bias", (-1, 1, 0, 0)),
+        pytest.param(cores.LSTM(200, 101), "input/bias", (-1, 1, 0, 0), marks=pytest.mark.slow),
         (cores.LSTM(200, 101, True), "input_norm_bias", (-1, 1, 0, 0)),
-        (cores.GRU(200, 101), "input/bias", (0, 1, 0)),
+        pytest.param(cores.GRU(200, 101), "input/bias", (0, 1, 0), marks=pytest.mark.slow),
         (cores.GRU(200, 101, True), "input_gates_norm_bias", (0, 1)),
     ],
 )

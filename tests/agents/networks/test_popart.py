@@ -51,7 +51,13 @@ def test_values_stay_where_statistics_move(num_devices):
     np.testing.assert_allclose(layer[0].value, (now.value - mean) / statistics.std, rtol=1e-3)
 
 
-AGENTS = pytest.mark.parametrize("name", ["ppo_scaled", "impala_lstm", "vmpo_continuous"])
+AGENTS = pytest.mark.parametrize(
+    "name",
+    [
+        "impala_lstm",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("ppo_scaled", "vmpo_continuous")),
+    ],
+)
 
 
 @functools.cache

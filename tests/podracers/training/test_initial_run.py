@@ -46,9 +46,7 @@ FAST = ("ppo_scaled", "rainbow")
 AGENTS = {name: contract.AGENTS[name] for name in (*FAST, *SLOW)} | {"rule": _rule_agent}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in AGENTS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=slow) if n in SLOW else n for n in AGENTS])
 def test_the_rest_of_a_learner_is_that_of_a_run_which_drew_these_parameters(name):
     """Optimizer, targets and counters: those of a fresh learner with the same parameters."""
     agent, _ = AGENTS[name]()
@@ -97,10 +95,10 @@ def _saved(path):
 @pytest.mark.parametrize(
     ("source", "file", "bindings"),
     [
-        pytest.param("single", "impala.gin", IMPALA, marks=pytest.mark.slow),
+        pytest.param("single", "impala.gin", IMPALA, marks=slow),
         ("single", "tiny.gin", [*PPO, "RUNNER = @sebulba.Sebulba"]),
         ("single", "tiny.gin", [*PPO, MEMBERS, "Anakin.num_devices = 2"]),
-        pytest.param("members", "impala.gin", [*IMPALA, MEMBERS], marks=pytest.mark.slow),
+        pytest.param("members", "impala.gin", [*IMPALA, MEMBERS], marks=slow),
     ],
 )
 def test_a_run_begins_with_the_parameters_and_the_statistics(folder, source, file, bindings):
