@@ -139,7 +139,13 @@ def test_policy_and_critics_read_their_own_parts_of_an_observation(name):
 SAMPLES = {"ppo_gru_frames": True, "impala": True, "vmpo": True, "sac_discrete": True, "sac": False}
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(x, marks=[pytest.mark.slow] * (x not in ("ppo_gru_frames", "sac")))
+        for x in SAMPLES
+    ],
+)
 def test_evaluations_sample_as_training_does_unless_they_are_greedy(name):
     agent, candidate = contract.AGENTS[name]()
     if name.startswith("sac"):

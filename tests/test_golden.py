@@ -18,7 +18,7 @@ from podracers.checkpoints import checkpoint
 from tests import contract, golden, streams
 from tests.agents.meta.lpg import lifetimes
 
-pytestmark = pytest.mark.exact
+pytestmark = [pytest.mark.exact, pytest.mark.slow]
 
 UPDATES = 5
 INTERRUPTED = 2  # updates before the checkpoint
@@ -86,14 +86,14 @@ def _continued(runner, state):
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(("ppo", "anakin", 1), marks=pytest.mark.slow),
-        pytest.param(("dqn", "anakin", 1), marks=pytest.mark.slow),
+        ("ppo", "anakin", 1),
+        ("dqn", "anakin", 1),
         ("ppo", "sebulba", 1),
-        pytest.param(("alphazero", "anakin", 4), marks=pytest.mark.slow),
-        pytest.param(("muzero_reanalyze", "anakin", 4), marks=pytest.mark.slow),
-        pytest.param(("lpg", "anakin", 4), marks=pytest.mark.slow),
-        pytest.param(("rule_lpg", "anakin", 4), marks=pytest.mark.slow),
-        pytest.param(("rule_disco", "anakin", 4), marks=pytest.mark.slow),
+        ("alphazero", "anakin", 4),
+        ("muzero_reanalyze", "anakin", 4),
+        ("lpg", "anakin", 4),
+        ("rule_lpg", "anakin", 4),
+        ("rule_disco", "anakin", 4),
     ],
     ids=lambda case: "-".join(map(str, case)),
 )

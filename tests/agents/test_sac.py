@@ -193,7 +193,9 @@ def _slow_losses(actions: str, params: sac_networks.Params):
     return jnp.stack([policy_loss, critic_loss, temperature_loss]), target, taken
 
 
-@pytest.mark.parametrize("actions", ["continuous", "discrete", "recurrent"])
+@pytest.mark.parametrize(
+    "actions", ["discrete", "recurrent", pytest.param("continuous", marks=pytest.mark.slow)]
+)
 def test_losses_and_gradients_equal_slow_ones(actions):
     """Each part learns from its own loss alone; encoder and core are a part of the critics."""
     agent, params, target, sample = _case(actions)
