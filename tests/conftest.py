@@ -3,6 +3,7 @@
 The variables are set before JAX is imported, and child processes inherit them.
 """
 
+import ctypes
 import gc
 import importlib.metadata
 import os
@@ -75,6 +76,8 @@ def pytest_runtest_teardown(item, nextitem):
     if psutil.Process().memory_info().rss > _MEMORY:
         jax.clear_caches()
         gc.collect()
+        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc
+            trim(0)
 
 
 @pytest.fixture(autouse=True)

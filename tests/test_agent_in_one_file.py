@@ -117,7 +117,10 @@ def test_an_array_that_an_agent_keeps_from_a_trace_is_found_before_it_compiles()
 
 @pytest.mark.parametrize(
     ("make", "new", "update"),
-    [(anakin.Anakin, LATE, 6), (sebulba.Sebulba, LOCAL_MEAN, 1)],
+    [
+        pytest.param(anakin.Anakin, LATE, 6, marks=pytest.mark.slow),
+        (sebulba.Sebulba, LOCAL_MEAN, 1),
+    ],
     ids=["anakin", "sebulba"],
 )
 def test_a_run_whose_devices_differ_ends(make, new, update, tmp_path):

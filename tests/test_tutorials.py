@@ -196,6 +196,7 @@ def test_the_slices_of_a_rollout_are_its_transitions(rollout):
     assert np.all(cell_t[~moved] == 0) and np.all(cell_tm1[~moved] <= 1)
 
 
+@pytest.mark.slow
 def test_the_runner_of_a_purejaxrl_file():
     values = {}
     program = documented.program("make_train", documented.DOCS / "coming_from.md")

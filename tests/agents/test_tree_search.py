@@ -105,8 +105,9 @@ def test_temperature_decides_how_random_actions_are(kind):
 @pytest.mark.parametrize(
     ("kind", "bounds", "offset"),  # of values; float32 near 2 absorbs a range of 1e-8
     [
-        *(("gumbel", "node", -2.0), ("gumbel", "tree", 2.0)),
+        ("gumbel", "tree", 2.0),
         pytest.param("gumbel", "node", 0.0, marks=pytest.mark.slow),
+        pytest.param("gumbel", "node", -2.0, marks=pytest.mark.slow),
         pytest.param("puct", "node", 2.0, marks=pytest.mark.slow),
         pytest.param("puct", "tree", -2.0, marks=pytest.mark.slow),
     ],

@@ -41,9 +41,8 @@ def make(name: str, **options) -> xminigrid.XMiniGrid:
     return xminigrid.XMiniGrid(name, rules | options)
 
 
-@pytest.mark.parametrize(
-    "name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW.values())]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [QUICK, *SLOW.values()])
 def test_keeps_the_contract(name):
     env = make(name, max_steps=30)
     contract.check_environment(env, num_steps=90)

@@ -190,7 +190,7 @@ _CASES = {name: contract.AGENTS[name] for name in _NAMES} | {
     "rule": _rule_agent,
     "gaussian_greedy": lambda: _continuous(ppo.PPO, greedy_evaluation=True),
 }
-_FAST = ("images",)
+_FAST = ()  # `test_a_policy_reads_its_own_leaves` is fast
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,7 @@ def test_a_run_without_a_directory_is_named_after_its_configuration(
     assert json.loads((path / "summary.json").read_text())["updates"] == 3
 
 
+@pytest.mark.slow
 def test_a_pipe_whose_reader_has_ended_ends_no_run(tmp_path, config):
     """As in `train.py 2>&1 | tee log`, where Ctrl-C also ends `tee`."""
     words = ("--gin_file", config, "--gin_bindings", "TOTAL_STEPS = 10_000_000")

@@ -354,7 +354,9 @@ def _remove(path):
 
 
 # In the middle, and in the final evaluation. `test_checkpoint.py` has the folder of checkpoints.
-@pytest.mark.parametrize(("lines", "harm"), [(3, _move), (6, _remove)])
+@pytest.mark.parametrize(
+    ("lines", "harm"), [(3, _move), pytest.param(6, _remove, marks=pytest.mark.slow)]
+)
 def test_a_run_directory_that_vanishes_ends_the_run(tmp_path, caplog, lines, harm):
     files = [str(processes.config_file(tmp_path))]
     periods = ["Experiment.evaluation_period = 4", "Experiment.checkpoint_period = 2"]
