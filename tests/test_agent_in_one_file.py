@@ -68,7 +68,8 @@ def _learners(agent: type, name: str, num_devices: int) -> list[list[np.ndarray]
     ]
 
 
-@pytest.mark.parametrize("name", ["anakin", pytest.param("sebulba", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", contract.RUNNERS)
 def test_the_agent_of_one_file_learns_the_same_on_any_number_of_devices(name):
     (expected,) = _learners(_actor_critic(), name, 1)
     first, *others = _learners(_actor_critic(), name, 4)

@@ -88,14 +88,8 @@ def test_unknown_extras_are_refused():
     assert '-e ".[cuda12,brax]"' in printed
 
 
-@pytest.mark.parametrize(
-    ("tries", "code"),
-    [
-        pytest.param(1, 0, marks=pytest.mark.slow),
-        (2, 0),
-        pytest.param(3, 1, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("tries", "code"), [(1, 0), (2, 0), (3, 1)])
 def test_continuous_integration_names_the_tests_that_needed_a_second_try(tmp_path, tries, code):
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
     (tmp_path / ".venv").symlink_to(sys.prefix)

@@ -198,6 +198,7 @@ def test_fresh_values_are_those_of_the_target_network(made):
     assert fresh.target_params(params) is params
 
 
+@pytest.mark.slow
 def test_searches_are_repeated_with_the_latest_parameters(made):
     """One time step after another, without noise; where none is due, nothing changes.
 

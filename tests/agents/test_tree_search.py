@@ -179,6 +179,7 @@ def test_illegal_actions_are_neither_taken_nor_learnt(kind, temperature):
         assert np.all(np.isfinite(field))
 
 
+@pytest.mark.slow
 def test_embeddings_beside_the_tree_equal_those_in_it():
     """Also where a node at the largest depth is expanded again, by another embedding."""
     search = tree_search.Search("gumbel", num_simulations=6, max_depth=2)

@@ -35,7 +35,12 @@ ENVIRONMENTS = {
 }
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+SLOW = ("flat_action", "pendulum", "select_observation", "time_limit", "truncation", "memory")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in ENVIRONMENTS]
+)
 def test_the_contract_holds(name):
     candidate = ENVIRONMENTS[name]()
     contract.check_environment(candidate, num_steps=150)
