@@ -94,7 +94,7 @@ def _slow_losses(agent, params, target, sample):
 
 @pytest.mark.parametrize(
     ("distribution", "double"),
-    [(None, True), (CATEGORICAL, False)],
+    [(None, False), (CATEGORICAL, True)],
     ids=["value", "categorical"],
 )
 def test_the_loss_equals_a_slow_one(distribution, double):
