@@ -78,6 +78,7 @@ def test_the_agent_of_one_file_learns_the_same_on_any_number_of_devices(name):
         streams.assert_same(other, first)
 
 
+@pytest.mark.slow
 def test_both_ways_to_sum_a_gradient_take_the_same_steps():
     learners = [
         _learners(agent, "anakin", 4)[0] for agent in (_with_gradient_step(), _actor_critic())
