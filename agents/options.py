@@ -192,6 +192,7 @@ def make(agent: Any, name: str, *arguments: Any, **outputs: Any) -> Any:
     """
     function = getattr(agent, name)
     option = f"{type(agent).__name__}.{name} = @{errors.path_of(function)}"
+    errors.refuse_bound(function, *arguments, **outputs)
     try:
         part = function(*arguments, **outputs)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:

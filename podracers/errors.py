@@ -93,6 +93,7 @@ def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None
         return
     for name, parameter in inspect.signature(part_type).parameters.items():
         value = arguments[name] if arguments else getattr(part, name, parameter.default)
+        value = _unwrapped(value)
         hint = hints.get(name, Any)
         hint = hint.type if isinstance(hint, dataclasses.InitVar) else hint
         if value is not parameter.default and not _fits(value, hint):
@@ -119,6 +120,7 @@ def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None
 
 def _fits(value: Any, hint: Any) -> bool:
     """Returns whether a literal or a class may stand where `hint` does."""
+    value = _unwrapped(value)
     kind, items = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
         return any(_fits(value, option) for option in items)
@@ -143,6 +145,29 @@ def _fits(value: Any, hint: Any) -> bool:
     )
     fits = is_class and not getattr(kind, "_is_protocol", False) and isinstance(value, kind)
     return fits or not (is_class and is_checked)
+
+
+def _unwrapped(value: Any) -> Any:
+    """Returns the class or the function of a configured part, a `functools.partial` of it."""
+    return inspect.unwrap(value) if isinstance(value, functools.partial) else value
+
+
+def refuse_bound(function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+    """Raises a `UserError` for an option of a configured part that its caller passes itself.
+
+    Args:
+      function: a part; options of a `functools.partial` are bound.
+      *arguments: positional arguments of the call.
+      **named: its other arguments.
+    """
+    if isinstance(function, functools.partial) and function.keywords:
+        passed = inspect.signature(function.func).bind_partial(*arguments, **named).arguments
+        if names := passed.keys() & function.keywords.keys():
+            path = path_of(function)
+            raise UserError(
+                f"nothing uses '{path.rpartition('.')[2]}.{min(names)}': the caller of {path} "
+                "passes this argument"
+            )
 
 
 def is_function(value: object) -> TypeIs[Callable[..., Any]]:

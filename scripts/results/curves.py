@@ -9,7 +9,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import logging
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
@@ -208,16 +207,14 @@ def _rows(runs: Iterable[Run]) -> list[results.Row]:
 @functools.cache
 def _recorded() -> list[tuple[results.Row, frozenset[tuple[str, str]]]]:
     """Returns the rows of docs/results.json that have runs, with their tasks."""
-    found, logger = [], logging.getLogger(experiment.__name__)
+    found = []
     # A wheel has no results.
     rows = results.read(results.PATH).values() if results.PATH.is_file() else ()
-    logger.disabled = True  # variants replace parts of their files, which is no news here
     for row in (row for row in rows if row.runs):
         files = [row.gin_file, command_line.runner_file(row.runner.lower())]
         with contextlib.suppress(errors.UserError):  # a package of the environment is missing
-            experiment.load(files, row.gin_bindings)
-            found.append((row, _task(config.read(config.text(), row.name))))
-    logger.disabled = False
+            text = experiment.load(files, row.gin_bindings).text()
+            found.append((row, _task(config.read(text, row.name))))
     return found
 
 
