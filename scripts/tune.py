@@ -21,6 +21,7 @@ import argparse
 import dataclasses
 import datetime
 import functools
+import inspect
 import shlex
 import signal
 import sys
@@ -36,7 +37,7 @@ from podracers.training import experiment
 def main() -> int:
     """Parses the command line, searches, and writes the file."""
     options = _parse()
-    runner = experiment.load(options.gin_file, options.gin_bindings).runner_class()
+    runner = inspect.unwrap(experiment.load(options.gin_file, options.gin_bindings).runner_class())
     assert isinstance(runner, type)
     assert dataclasses.is_dataclass(runner)
     fields = [field.name for field in dataclasses.fields(runner)]
