@@ -148,11 +148,12 @@ class DQN(replay.ReplayAgent, exploration.EpsilonGreedy):
             )
             priority = jnp.maximum(loss, 0.0)  # rounding makes some divergences negative
         metrics = {
-            "loss/total": types.Mean.of(sample.weight * loss, weight),
             "value/mean": types.Mean.of(qa_tm1, weight),
             "value/target": types.Mean.of(qa_tm1 + td_error, weight),
         }
-        return optimization.LossOutput(metrics, jnp.where(weight > 0.0, priority, -1.0))
+        loss = types.Mean.of(sample.weight * loss, weight)
+        priority = jnp.where(weight > 0.0, priority, -1.0)
+        return optimization.LossOutput(loss, metrics, priority, output_tm1)
 
     def _outputs(self, params, timestep, time, key):
         """Returns the network's outputs at times `[K, N]` of time steps `[T + 1, N]`.

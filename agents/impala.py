@@ -144,16 +144,14 @@ class IMPALA(policy.ActorCritic):
         entropy = head.entropy(outputs, mask)
         total = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=weight)
-        return optimization.LossOutput(
-            {
-                "loss/total": mean(total),
-                "loss/policy": mean(policy_loss),
-                "loss/value": mean(value_loss),
-                "policy/entropy": mean(entropy),
-                "policy/kl": mean(returns.kl_estimate(log_ratio)),
-                # Not the clipped fraction: on-policy, rounding would decide it.
-                "policy/rho": mean(jnp.minimum(jnp.exp(log_ratio), self.clip_rho)),
-                "value/mean": mean(values),
-                "value/target": mean(target),
-            }
-        )
+        metrics = {
+            "loss/policy": mean(policy_loss),
+            "loss/value": mean(value_loss),
+            "policy/entropy": mean(entropy),
+            "policy/kl": mean(returns.kl_estimate(log_ratio)),
+            # Not the clipped fraction: on-policy, rounding would decide it.
+            "policy/rho": mean(jnp.minimum(jnp.exp(log_ratio), self.clip_rho)),
+            "value/mean": mean(values),
+            "value/target": mean(target),
+        }
+        return optimization.LossOutput(mean(total), metrics, outputs=output)

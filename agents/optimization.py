@@ -32,14 +32,12 @@ class Context(NamedTuple):
 
 
 class LossOutput(NamedTuple):
-    """The result of an agent's `loss`.
+    """The result of an agent's `loss`; means are over this device's part of the minibatch."""
 
-    Each metric is a mean over this device's part of the minibatch. "loss/total" among them is the
-    mean to minimise; all of them are logged.
-    """
-
-    metrics: dict[str, types.Mean]
+    loss: types.Mean  # minimised, and logged as "loss/total"
+    metrics: dict[str, types.Mean]  # further logs
     priority: jax.Array | None = None  # [N] new priorities for `Replay.update_priorities`
+    outputs: Any = ()  # the network's, from which a subclass computes further terms of the loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,18 +98,20 @@ class Optimizer:
           learning_rate: a scalar that may be traced.
 
         Returns:
-          The new state, and the output of `loss_fn` with "gradient_norm" (of the global gradient,
-          before clipping) and "learning_rate" among its metrics.
+          The new state, and the output of `loss_fn`, with "loss/total", "gradient_norm" (of the
+          global gradient, before clipping) and "learning_rate" among its metrics, and without the
+          network's outputs.
         """
 
         def loss(params: types.PyTree) -> tuple[types.Mean, LossOutput]:
             output = loss_fn(params, minibatch)
-            return output.metrics["loss/total"], output
+            return output.loss, output._replace(outputs=())
 
         params, optimizer_state, norm, output = parallel.gradient_step(
             loss, train_state.params, train_state.optimizer_state, self.chain, learning_rate
         )
         metrics = output.metrics | {
+            "loss/total": output.loss,
             "gradient_norm": types.Mean.of(norm),
             "learning_rate": types.Mean.of(learning_rate),
         }

@@ -196,7 +196,6 @@ def loss(
         total += losses
         consistency["loss/consistency"] = types.Mean.of(losses, begins)
     metrics = {
-        "loss/total": types.Mean.of(weight * total, begins),
         **consistency,
         "loss/policy": types.Mean.of(policy, begins),
         "loss/value": types.Mean.of(value, begins),
@@ -209,5 +208,6 @@ def loss(
             jnp.sum(jax.scipy.special.entr(target.policy[0]), axis=-1), begins
         ),
     }
-    error = jnp.abs(root_value - target.value[0])
-    return optimization.LossOutput(metrics, jnp.where(begins > 0.0, error, -1.0))
+    priority = jnp.where(begins > 0.0, jnp.abs(root_value - target.value[0]), -1.0)
+    loss = types.Mean.of(weight * total, begins)
+    return optimization.LossOutput(loss, metrics, priority, predicted)

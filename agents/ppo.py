@@ -169,14 +169,12 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         total = policy_loss + self.value_cost * value_loss - entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=batch.weight)
         clipped = jnp.abs(jnp.exp(log_ratio) - 1.0) > clip_epsilon
-        return optimization.LossOutput(
-            {
-                "loss/total": mean(total),
-                "loss/policy": mean(policy_loss),
-                "loss/value": mean(value_loss),
-                "policy/entropy": mean(entropy),
-                "policy/kl": mean(kl),
-                "policy/clip_fraction": mean(clipped),
-                "policy/rho": mean(batch.rho),
-            }
-        )
+        metrics = {
+            "loss/policy": mean(policy_loss),
+            "loss/value": mean(value_loss),
+            "policy/entropy": mean(entropy),
+            "policy/kl": mean(kl),
+            "policy/clip_fraction": mean(clipped),
+            "policy/rho": mean(batch.rho),
+        }
+        return optimization.LossOutput(mean(total), metrics, outputs=output)

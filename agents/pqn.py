@@ -154,10 +154,6 @@ class PQN(inputs.NetworkAgent, options.Learning, options.Adam, exploration.Epsil
         q_values, _ = self.net.unroll(params, core, batch.timestep)
         taken = layers.take(q_values, batch.action)
         mean = functools.partial(types.Mean.of, weights=batch.weight)
-        return optimization.LossOutput(
-            {
-                "loss/total": mean(rlax.l2_loss(taken, batch.target)),
-                "value/mean": mean(taken),
-                "value/target": mean(batch.target),
-            }
-        )
+        loss = mean(rlax.l2_loss(taken, batch.target))
+        metrics = {"value/mean": mean(taken), "value/target": mean(batch.target)}
+        return optimization.LossOutput(loss, metrics, outputs=q_values)

@@ -144,13 +144,13 @@ class R2D2(inputs.NetworkAgent, replay.ReplayAgent):
         td_target = jax.lax.stop_gradient(self.targets(timestep, values))
         taken = layers.take(q_values[:-1], action)
         weight = returns.weights(timestep)
+        loss = types.Mean.of(sample.weight * rlax.l2_loss(taken, td_target), weight)
         metrics = {
-            "loss/total": types.Mean.of(sample.weight * rlax.l2_loss(taken, td_target), weight),
             "value/mean": types.Mean.of(categorical.signed_parabolic(taken), weight),
             "value/target": types.Mean.of(categorical.signed_parabolic(td_target), weight),
         }
         priority = replay.sequence_priority(td_target - taken, weight, self.priority_mix)
-        return optimization.LossOutput(metrics, priority)
+        return optimization.LossOutput(loss, metrics, priority, q_values)
 
     def _values(self, params: types.PyTree, sample: replay.Sample) -> jax.Array:
         """Returns rescaled values `[U + 1, N, A]`."""

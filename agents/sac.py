@@ -243,8 +243,8 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
         weight = returns.weights(timestep)[0]  # [R]
         importance = jnp.tile(sample.weight, self.buffer.learnt_states)
         mean = functools.partial(types.Mean.of, weights=weight)
+        total = mean(importance * (critic_loss + policy_loss + alpha_loss))
         metrics = {
-            "loss/total": mean(importance * (critic_loss + policy_loss + alpha_loss)),
             "loss/critic": mean(critic_loss),
             "loss/policy": mean(policy_loss),
             "policy/entropy": mean(expected.entropy),
@@ -257,7 +257,8 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
         mix = _PRIORITY_MIX if self.net.is_recurrent else 1.0
         priority = replay.sequence_priority(error, weight, mix)
         is_learnt = jnp.any(weight > 0.0, axis=0)
-        return optimization.LossOutput(metrics, jnp.where(is_learnt, priority, -1.0))
+        priority = jnp.where(is_learnt, priority, -1.0)
+        return optimization.LossOutput(total, metrics, priority, expected)
 
     def _policy_inputs(self, critic, timestep, sample) -> tuple[_PolicyInput, _PolicyInput]:
         """Returns both time steps of the transitions, with their memory under `critic`."""

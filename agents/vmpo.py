@@ -177,7 +177,7 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
             total += penalty + alpha * (bound - jax.lax.stop_gradient(kl))
             metrics[f"policy/kl{name}"] = mean(kl)
             metrics[f"policy/kl_multiplier{name}"] = types.Mean.of(alpha)
-        return optimization.LossOutput(metrics | {"loss/total": mean(total)})
+        return optimization.LossOutput(mean(total), metrics, outputs=output)
 
 
 def best_half(

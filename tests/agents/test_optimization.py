@@ -120,7 +120,7 @@ MINIBATCH = (jnp.arange(8.0).reshape(4, 2), jnp.array([1.0, 0.0, 1.0, 1.0]))
 def _loss(params, minibatch):
     rows, weight = minibatch
     error = rows @ params["x"] - 1.0
-    return optimization.LossOutput({"loss/total": types.Mean.of(jnp.square(error), weight)}, error)
+    return optimization.LossOutput(types.Mean.of(jnp.square(error), weight), {}, error)
 
 
 @pytest.mark.parametrize("num_devices", [1, 4])

@@ -143,7 +143,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
 
     def loss(params):
         learnt = agent.loss(params, sample, optimization.Context(0.0))
-        return learnt.metrics["loss/total"].result(), learnt.priority
+        return learnt.loss.result(), learnt.priority
 
     (actual, priority), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     expected, slow_gradient = jax.jit(jax.value_and_grad(slow))(params)

@@ -92,8 +92,8 @@ def test_the_loss_equals_a_slow_one(name, bounds):
     batch = policy.Batch(timestep, rollout.extras, advantage, target, 1.0 * kept, rho)
 
     def loss(params):
-        metrics = agent.loss(params, (batch, core), learner.context).metrics
-        return metrics["loss/total"].result(), metrics
+        learnt = agent.loss(params, (batch, core), learner.context)
+        return learnt.loss.result(), learnt.metrics | {"loss/total": learnt.loss}
 
     run = experience.on_devices(jax.grad(loss, has_aux=True), 1, (experience.REPLICATED,))
     gradient, means = jax.device_get(jax.jit(run)(learner.params))

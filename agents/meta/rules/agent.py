@@ -237,9 +237,8 @@ class RuleAgent(options.Adam):
         mean = functools.partial(types.Mean.of, weights=returns.weights(rollout.timestep))
         entropy = self.action_head.entropy(outputs[interface.POLICY][:-1], None)
         metrics = {f"loss/{name}": mean(loss) for name, loss in losses.items()}
-        return optimization.LossOutput(
-            {"loss/total": mean(total), **metrics, "policy/entropy": mean(entropy)}
-        )
+        metrics["policy/entropy"] = mean(entropy)
+        return optimization.LossOutput(mean(total), metrics)
 
 
 def _legal(outputs: interface.Outputs, timestep: types.TimeStep) -> interface.Outputs:
