@@ -102,44 +102,30 @@ _INSTALLED = dict(
 )
 
 
-def _commands() -> list[list[str]]:
-    """Returns the words of each command of the pages; the first one is its script's file."""
-    names = "|".join(_INSTALLED)
-    lines = re.findall(rf"(?<![\w-])((?:{names}|python scripts/\w+\.py) [^\n`;]*)", _TEXT)
-    commands = []
-    for line in lines:
-        name, *words = shlex.split(line.removeprefix("python scripts/"), comments=True)
-        script = name.removeprefix("podracers-").removesuffix(".py").replace("-", "_")
-        commands.append([f"{script}.py", *words])
-    return commands
-
-
 @pytest.mark.slow
 def test_a_curriculum_begins_with_the_parameters_of_the_easier_task(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = ("TOTAL_STEPS = 64", "NUM_ENVS = 8", "ROLLOUT_LENGTH = 8", "PPO.num_minibatches = 1")
     small += ("PPO.epochs = 1", "Experiment.evaluation_episodes = 4")
-    small += ("Experiment.evaluation_max_steps = 8", "ValuePropagation.num_steps = 2")
+    small += ("Experiment.evaluation_max_steps = 8",)
     begun = []
-    for _, *command in _commands():
-        words = [word.replace("$seed", "0") for word in command]
-        if not any("runs/half-force-" in word or "runs/snake-6-" in word for word in words):
-            continue
-        is_snake = "gin/experiments/snake_planner_ppo.gin" in words
-        options = (
-            word for x in small[: None if is_snake else -1] for word in ("--gin_bindings", x)
-        )
-        monkeypatch.setattr("sys.argv", ["train.py", *words, *options])
+    for line in re.findall(r"podracers-(train .*(?:force|snake-6)-\$seed.*)", _TEXT):
+        words = shlex.split(line.replace("$seed", "0"))
+        of_snake = ("ValuePropagation.num_steps = 2",) if "snake" in line else ()
+        monkeypatch.setattr("sys.argv", [*words, "--gin_bindings", *small, *of_snake])
         assert train.main() == 0
-        directory = tmp_path / words[words.index("--run_dir") + 1]
-        summary = json.loads((directory / "summary.json").read_text())
-        begun.append(summary.get("initial_run", {}).get("path"))
+        summary = tmp_path / words[words.index("--run_dir") + 1] / "summary.json"
+        begun.append(json.loads(summary.read_text()).get("initial_run", {}).get("path"))
     assert begun == [None, "runs/half-force-0", None, "runs/snake-6-0"]
 
 
 def test_commands_name_options_that_exist():
-    assert len(_commands()) > 40
-    for script, *words in _commands():
+    names = "|".join(_INSTALLED)
+    lines = re.findall(rf"(?<![\w-])((?:{names}|python scripts/\w+\.py) [^\n`;]*)", _TEXT)
+    assert len(lines) > 40
+    for line in lines:
+        name, *words = shlex.split(line.removeprefix("python scripts/"), comments=True)
+        script = name.removeprefix("podracers-").removesuffix(".py").replace("-", "_") + ".py"
         command = ROOT / "podracers" / "commands" / script
         source = (command if command.exists() else ROOT / "scripts" / script).read_text()
         if "add_experiment" in source:

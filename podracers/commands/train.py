@@ -51,7 +51,8 @@ def main() -> int:
         print(command_line.table([*gin_names.experiments().items()]))
         return 0
     if arguments.initial_run is not None:
-        arguments.gin_bindings.append(f"Experiment.initial_run = {arguments.initial_run!r}")
+        binding = f"Experiment.initial_run = {arguments.initial_run!r}"
+        arguments.gin_bindings = [*arguments.gin_bindings, binding]
     command_line.use_compilation_cache()
     group = processes.Group(arguments.coordinator, arguments.num_processes, arguments.process_id)
     if arguments.distributed or group.coordinator or processes.is_cluster():

@@ -104,9 +104,33 @@ class _Robot:
         self.actions.append(action[None])
 
 
+def _timesteps(spec, size):
+    """Draws time steps; an episode of one stream goes on, those of several begin at any time."""
+    rng = np.random.default_rng(size)
+    firsts = [(time == 0) | (rng.random(size) < 0.3 * (size > 1)) for time in range(T)]
+    return [_timestep(spec, first, rng) for first in firsts]
+
+
+def _acted(program, timesteps):
+    """Returns the agent's actions in streams of the seeds 0, 1, ..., and the state after them."""
+    agent, size = program.agent, timesteps[0].reward.size
+
+    @jax.jit
+    def act(params, actor_state, timestep, key):
+        with program.precision.tracing():
+            return agent.act(params, actor_state, timestep, key, evaluation=True)[:2]
+
+    key, actions = jax.vmap(jax.random.key)(np.arange(size, dtype=np.uint32)), []
+    actor_state = agent.init_actor(jnp.arange(size), size, True)
+    for timestep in timesteps:
+        key, act_key = jax.vmap(jax.random.split, out_axes=1)(key)
+        action, actor_state = act(program.params, actor_state, timestep, act_key)
+        actions.append(action)
+    return actions, trees.leaves({"actor": actor_state, "key": jax.random.key_data(key)})
+
+
 def _assert_equals_agent(program, folder, batch_sizes=(3, 8)):
-    """One stream acts by the loop of the page, and batches whose episodes begin at any time."""
-    agent = program.agent
+    """One stream acts by the loop of the page."""
     export._write(program, {"platforms": ["cpu"], "batch_size": None}, folder / "policy")
     with zipfile.ZipFile(folder / "policy") as file:
         programs = [jax.export.deserialize(file.read(f"cpu/{name}")) for name in ("initial", "act")]
@@ -114,29 +138,16 @@ def _assert_equals_agent(program, folder, batch_sizes=(3, 8)):
     kept, _ = jax.tree.unflatten(programs[1].in_tree, programs[1].in_avals)
     kept = export.Arguments(*kept)
 
-    @jax.jit
-    def agent_act(params, actor_state, timestep, key):
-        with program.precision.tracing():
-            return agent.act(params, actor_state, timestep, key, evaluation=True)[:2]
-
     for size in (1, *batch_sizes):
-        rng, seed = np.random.default_rng(size), np.arange(size, dtype=np.uint32)
-        key = jax.vmap(jax.random.key)(seed)
-        actor_state = agent.init_actor(jnp.arange(size), size, True)
-        timesteps, actions, exported = [], [], []
-        for time in range(T):
-            first = (time == 0) | (rng.random(size) < 0.3 * (size > 1))
-            timesteps.append(_timestep(program.spec, first, rng))
-            key, act_key = jax.vmap(jax.random.split, out_axes=1)(key)
-            action, actor_state = agent_act(program.params, actor_state, timesteps[-1], act_key)
-            actions.append(action)
+        timesteps, exported = _timesteps(program.spec, size), []
+        actions, expected = _acted(program, timesteps)
         if size == 1:
             names = {"robot": _Robot(kept.observation, timesteps)}
             with contextlib.chdir(folder):
                 exec(documented.program("robot", documented.DOCS / "export.md"), names)
             exported, state = names["robot"].actions, names["state"]
         else:
-            state = initial(seed)
+            state = initial(np.arange(size, dtype=np.uint32))
             for timestep in timesteps:
                 observation = _kept(kept.observation, timestep.observation)
                 reward = () if kept.reward is None else (timestep.reward,)
@@ -144,7 +155,6 @@ def _assert_equals_agent(program, folder, batch_sizes=(3, 8)):
                 exported.append(action)
         assert exported[0].dtype == actions[0].dtype
         np.testing.assert_array_equal(exported, actions)
-        expected = trees.leaves({"actor": actor_state, "key": jax.random.key_data(key)})
         assert state.keys() == kept.state.keys() <= expected.keys()
         for name, leaf in state.items():
             np.testing.assert_array_equal(leaf, expected[name], name)
@@ -318,8 +328,12 @@ def test_the_loop_of_the_page_drives_a_robot_without_the_project(run_dir, run, t
     assert about["agent"] == "agents.ppo.PPO" and about["agent_steps"] == 64
     assert about["actions"] == "sampled" and about["reads_seed"] and not about["reads_reward"]
 
-    observations = np.random.default_rng(0).normal(size=(T, 3)).astype(np.float32)
-    np.save(tmp_path / "observations.npy", observations)
+    policy = trained.load(run_dir)
+    params = jax.tree.map(lambda x: x[1], policy.params)
+    spec = policy.parts.environment.spec
+    program = export.Program(policy.parts.agent, params, spec, precision.DEFAULT)
+    timesteps = _timesteps(spec, 1)
+    np.save(tmp_path / "observations.npy", [x.observation[0] for x in timesteps])
     page = documented.program("robot", documented.DOCS / "export.md")
     end = "np.save('actions.npy', robot.actions)"
     robot = processes.spawn(
@@ -329,19 +343,8 @@ def test_the_loop_of_the_page_drives_a_robot_without_the_project(run_dir, run, t
     )
     result = processes.finish(robot)
     assert result.returncode == 0, result.stderr
-
-    policy = trained.load(run_dir)
-    act = jax.jit(functools.partial(policy.parts.agent.act, evaluation=True))
-    params = jax.tree.map(lambda x: x[1], policy.params)
-    state, key = policy.parts.agent.init_actor(jnp.zeros(1, jnp.int32), 1, True), jax.random.key(0)
-    expected = []
-    for time, observation in enumerate(observations):
-        key, act_key = jax.random.split(key)
-        timestep = types.restart(observation)._replace(step_type=np.int8(min(time, types.MID)))
-        timestep = jax.tree.map(lambda x: x[None], timestep)
-        action, state, _ = act(params, state, timestep, act_key[None])
-        expected.append(action[0])
-    np.testing.assert_array_equal(np.load(tmp_path / "actions.npy"), expected)
+    actions, _ = _acted(program, timesteps)
+    np.testing.assert_array_equal(np.load(tmp_path / "actions.npy"), np.concatenate(actions))
 
 
 def test_greedy_actions_need_no_seed(run_dir, run, tmp_path):

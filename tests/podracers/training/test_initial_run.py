@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agents.meta import rules
-from agents.meta.lpg import rule as rule_lib
+from agents.meta.rules import disco
 from podracers.checkpoints import checkpoint
 from podracers.training import experiment, initial_run, run, run_directory
 from tests import contract, processes, streams
@@ -19,6 +19,7 @@ from tests import contract, processes, streams
 # Statistics of observations and of value targets.
 STATISTICS = ("{}.normalize_observations = True", "{}.popart_rate = 0.1", "TOTAL_STEPS = 128")
 PPO, IMPALA = ([each.format(name) for each in STATISTICS] for name in ("PPO", "IMPALA"))
+slow = pytest.mark.slow
 MEMBERS = "Anakin.population = 2"
 
 
@@ -29,10 +30,15 @@ class State(NamedTuple):
 
 
 def _rule_agent():
-    candidate, rule = streams.RandomEpisodes(), rule_lib.Rule(hidden_size=8, prediction_size=5)
+    """Returns an agent whose rule has a moving average of its parameters."""
+    candidate, rule = streams.RandomEpisodes(), disco.Disco()
+    params = jax.tree.map(
+        lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(rule.init, jax.random.key(0))
+    )
     network = functools.partial(rules.rule_network, encoder=contract._MLP)
-    load = lambda path: (rule, rule.init(jax.random.key(2)))  # noqa: E731
-    return rules.RuleAgent(candidate.spec, network=network, load=load), candidate
+    return rules.RuleAgent(
+        candidate.spec, network=network, load=lambda path: (rule, params)
+    ), candidate
 
 
 NAMES = ("ppo_scaled", "vmpo_continuous", "rainbow", "pqn_gru", "r2d2", "sac", "muzero")
@@ -84,8 +90,8 @@ def _saved(path):
     ("source", "file", "bindings"),
     [
         ("single", "impala.gin", IMPALA),
-        ("single", "tiny.gin", [*PPO, "RUNNER = @sebulba.Sebulba"]),
-        ("single", "tiny.gin", [*PPO, MEMBERS, "Anakin.num_devices = 2"]),
+        pytest.param("single", "tiny.gin", [*PPO, "RUNNER = @sebulba.Sebulba"], marks=slow),
+        pytest.param("single", "tiny.gin", [*PPO, MEMBERS, "Anakin.num_devices = 2"], marks=slow),
         ("members", "impala.gin", [*IMPALA, MEMBERS]),
     ],
 )

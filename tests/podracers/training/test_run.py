@@ -523,10 +523,10 @@ def test_a_final_evaluation_that_has_ended_early_can_be_repeated(population, tmp
         assert (_score(directory, 640), directory.summary.exists()) == (None, False)
     restore = checkpoint.Checkpointer.restore
 
-    def restored(self, template):
+    def restored(self, template, **options):
         # An initial state beside the restored one would take as much memory.
         assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(template))
-        return restore(self, template)
+        return restore(self, template, **options)
 
     monkeypatch.setattr(checkpoint.Checkpointer, "restore", restored)
     summary, _ = _run(changed, directory, resume=True)
