@@ -123,7 +123,7 @@ class DQN(replay.ReplayAgent, exploration.EpsilonGreedy):
 
     def loss(self, params, sample, context):
         """Returns the losses of the values of the chosen actions."""
-        timestep, action, _, _ = sample.rollout
+        timestep, action, *_ = sample.rollout
         tm1 = self.buffer.burn_in
         weight = (~timestep.last()[tm1]).astype(jnp.float32)  # [N] 0 where the action was ignored
         a_tm1 = action[tm1]

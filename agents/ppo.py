@@ -78,8 +78,7 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         learner = state.learner
         timestep = self._learning_inputs(learner.normalizer, rollout)
         core, timestep = self.net.prepare(rollout.actor_state.core, timestep)
-        inputs = learner.params, learner.update, core, timestep, rollout.extras
-        extras, rho = self._proximal(*inputs)
+        extras, rho = self._proximal(learner.params, core, timestep, rollout)
         params, batch, metrics = self._batch(learner.params, core, timestep, extras, rho)
         train_state = learner.train_state._replace(params=params)
         context = optimization.Context(optimization.agent_steps(learner.update, rollout))

@@ -106,7 +106,7 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
 
     def actor_params(self, learner: optimization.Learner) -> policy.ActorParams:
         """Returns the target network and the statistics of the observations."""
-        return policy.ActorParams(learner.target, learner.normalizer, learner.update)
+        return policy.ActorParams(learner.target, learner.normalizer)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
@@ -120,8 +120,7 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
         target, advantage = self.targets(timestep, values)
         current, weight = jax.tree.map(lambda x: x[:-1], timestep), returns.weights(timestep)
         # The target policy is the proximal one.
-        inputs = learner.target, learner.update, core, timestep, rollout.extras
-        extras, rho = self._proximal(*inputs)
+        extras, rho = self._proximal(learner.target, core, timestep, rollout)
         batch = policy.Batch(current, extras, advantage, target, weight, rho)
         network = self._renormalized(learner.params.network, target, weight)
         params = learner.params._replace(network=network)

@@ -242,9 +242,8 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
 
     @functools.cached_property
     def _programs(self) -> actor.ActorPrograms:
-        return actor.ActorPrograms(
-            self.agent, self._factory.spec, self.rollout_length, self.num_envs, self.precision
-        )
+        sizes = self.rollout_length, self.num_envs, self.lag
+        return actor.ActorPrograms(self.agent, self._factory.spec, *sizes, self.precision)
 
     @functools.cached_property
     def _learner(self) -> learner_lib.Learner:

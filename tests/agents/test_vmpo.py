@@ -163,8 +163,7 @@ def test_steps_of_an_older_policy_are_weighted_halfway_to_the_target_policy():
     agent = dataclasses.replace(agent, epochs=1, num_minibatches=1)
     move = jax.jit(functools.partial(experience.moved, scale=0.2, seed=6))
     learner = learner._replace(target=jax.device_get(move(learner.params.network)))
-    update = rollout.extras.update - 1
-    rollout = rollout._replace(extras=rollout.extras._replace(update=update))
+    rollout = rollout._replace(age=np.ones(BATCH, np.int32))
 
     def mean_rho(learner, rollout):
         state = types.AgentState(learner, ())

@@ -194,8 +194,10 @@ def test_a_larger_lag_is_bounded_and_recorded():
             time.sleep(0.1)
             assert [len(queue.items) for queue in queues] == [lag, lag]
         state, _ = runner.step(state, 1)
-        versions = contract.rollout(state).extras.version.reshape(-1, 2, contract.NUM_ENVS // 2)
+        rollout = contract.rollout(state)
+        versions = rollout.extras.version.reshape(-1, 2, contract.NUM_ENVS // 2)
         assert np.all(versions == versions[:1, :, :1])  # one in all of an actor's rollout
+        np.testing.assert_array_equal(rollout.age, update - versions[0].ravel())
         lags.extend(update - versions[0, :, 0])
     assert sorted(runner._sessions[0].versions._values) == [9, 10, 11, 12]  # the rest is deleted
     values = runner.diagnostics().values
