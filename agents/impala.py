@@ -84,9 +84,8 @@ class IMPALA(policy.ActorCritic):
         """Takes `num_minibatches` gradient steps, on whole streams each."""
         learner = state.learner
         timestep = self._learning_inputs(learner.normalizer, rollout)
-        context = optimization.Context(optimization.agent_steps(learner.update, rollout))
-        learning_rate = self._optimizer.learning_rate_at(context.agent_steps)
-        loss = functools.partial(self.loss, context=context)
+        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+        loss = functools.partial(self.loss, context=learner.context)
 
         def minibatch_step(train_state, minibatch):
             return self._optimizer.gradient_step(loss, train_state, minibatch, learning_rate)
@@ -103,8 +102,7 @@ class IMPALA(policy.ActorCritic):
             ),
         )
         metrics = jax.tree.map(jnp.sum, output.metrics)
-        normalizer = self.preprocess.update_statistics(learner.normalizer, rollout.timestep)
-        learner = policy.Learner(train_state, normalizer, learner.update + 1)
+        learner = learner._replace(train_state=train_state).observe(rollout, self.preprocess)
         return types.AgentState(learner, state.memory), metrics
 
     def targets(

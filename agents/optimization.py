@@ -145,20 +145,20 @@ def adam_of(agent: options.Adam, weight_decay: float = 0.0) -> Optimizer:
     return Optimizer.of(agent, adam)
 
 
-def agent_steps(update: jax.Array, rollout: types.Rollout) -> jax.Array:
-    """Returns the agent steps over all streams in `update` rollouts, float32: rounded to 24 bits.
+class ActorParams(NamedTuple):
+    """The part of the learner that acting needs."""
 
-    Runs under the mapped axis; `rollout` is this device's `[T, B]`, one of them.
-    """
-    return update.astype(jnp.float32) * (rollout.timestep.reward[1:].size * parallel.axis_size())
+    params: types.PyTree
+    normalizer: Any
+    exploration: Any = ()  # number by which actions are random, if it changes: an epsilon
 
 
 class Learner(NamedTuple):
-    """The learner of an agent that counts its steps for acting; equal on all devices."""
+    """The learner of an agent; equal on all devices."""
 
     train_state: TrainState
-    target: types.PyTree  # older parameters, for targets; () where none are used
-    normalizer: Any  # statistics of the observations; () where they are not normalised
+    target: types.PyTree  # the source of targets, such as older parameters; () where none is used
+    normalizer: Any  # statistics of observations and returns, see `preprocessing`; or ()
     update: jax.Array  # int32, rollouts so far
     agent_steps: jax.Array  # float32, over all streams
     gradient_steps: jax.Array  # int32, which wraps around
@@ -173,20 +173,14 @@ class Learner(NamedTuple):
         """The constants of a gradient step."""
         return Context(self.agent_steps, self.target)
 
-    @classmethod
-    def create(cls, train_state: TrainState, target: types.PyTree, normalizer: Any) -> "Learner":
-        """Returns the learner before the first rollout; `target` is a part of the parameters."""
-        # Copies, because the learner's state is donated, and a buffer can be donated only once.
-        target = jax.tree.map(jnp.copy, target)
-        counters = (jnp.zeros((), dtype) for dtype in (jnp.int32, jnp.float32, jnp.int32))
-        return cls(train_state, target, normalizer, *counters)
-
     def observe(self, rollout: types.Rollout, preprocess: preprocessing.Preprocess) -> "Learner":
         """Counts the steps of this device's rollout `[T, B]` and updates the statistics."""
         return self._replace(
             normalizer=preprocess.update_statistics(self.normalizer, rollout.timestep),
             update=self.update + 1,
-            agent_steps=agent_steps(self.update + 1, rollout),
+            # A product, not a sum, which would stop at 24 bits.
+            agent_steps=(self.update + 1).astype(jnp.float32)
+            * (rollout.timestep.reward[1:].size * parallel.axis_size()),
         )
 
     def step(
@@ -201,3 +195,38 @@ class Learner(NamedTuple):
         step_size = jnp.where(gradient_steps % period == 0, rate, 0.0)
         target = optax.incremental_update(params, self.target, step_size)
         return self._replace(train_state=train_state, target=target, gradient_steps=gradient_steps)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class GradientAgent(options.Optimized):
+    """Agents that learn by gradient steps; a subclass has `_optimizer` and `init_params`."""
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        raise NotImplementedError
+
+    def init_params(self, key: jax.Array) -> types.PyTree:
+        """Returns fresh parameters."""
+        raise NotImplementedError
+
+    def target_params(self, params: types.PyTree) -> types.PyTree:
+        """Returns the part of the parameters that has target parameters; () if none has."""
+        return ()
+
+    def init_learner(self, key: jax.Array) -> Learner:
+        """Returns the learner before the first rollout."""
+        return self._learner(self.init_params(key), self.preprocess.init(self.spec.observation))
+
+    def restart(self, learner: Learner) -> Learner:
+        """Returns a fresh learner with the parameters and statistics of another; see `Agent`."""
+        return self._learner(learner.params, learner.normalizer)
+
+    def _learner(self, params: types.PyTree, normalizer: Any) -> Learner:
+        # Copies, because the learner's state is donated, and a buffer can be donated only once.
+        target = jax.tree.map(jnp.copy, self.target_params(params))
+        counters = (jnp.zeros((), dtype) for dtype in (jnp.int32, jnp.float32, jnp.int32))
+        return Learner(self._optimizer.init(params), target, normalizer, *counters)
+
+    def actor_params(self, learner: Learner) -> ActorParams:
+        """Returns the parameters and the statistics."""
+        return ActorParams(learner.params, learner.normalizer)

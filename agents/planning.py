@@ -34,14 +34,6 @@ from agents import categorical, optimization, options, replay, returns, tree_sea
 from podracers import types
 
 
-class ActorParams(NamedTuple):
-    """The part of the learner that acting needs."""
-
-    params: types.PyTree
-    normalizer: Any
-    temperature: jax.Array  # float32, 0 for the best action
-
-
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class SearchAgent(replay.ReplayAgent):
     """Options of agents with tree search; `replay.ReplayAgent` describes others.
@@ -85,12 +77,12 @@ class SearchAgent(replay.ReplayAgent):
     def _search(self) -> tree_search.Search:
         return options.make(self, "search")
 
-    def actor_params(self, learner: optimization.Learner) -> ActorParams:
+    def actor_params(self, learner: optimization.Learner) -> optimization.ActorParams:
         """Returns the parameters, the statistics of the observations, and the temperature."""
         temperature = optimization.annealed(
             self.temperature, self.final_temperature, self.temperature_steps, learner.agent_steps
         )
-        return ActorParams(learner.params, learner.normalizer, temperature)
+        return optimization.ActorParams(learner.params, learner.normalizer, temperature)
 
     def stored(self, rollout):
         return rollout._replace(actor_state=())

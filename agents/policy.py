@@ -16,26 +16,6 @@ from agents.networks import encoders, heads, popart
 from podracers import types
 
 
-class Learner(NamedTuple):
-    """The learner of an actor-critic; equal on all devices."""
-
-    train_state: optimization.TrainState
-    normalizer: Any  # statistics of observations and returns, see `preprocessing`; or ()
-    update: jax.Array  # int32, number of rollouts so far
-
-    @property
-    def params(self) -> types.PyTree:
-        """The parameters of the network."""
-        return self.train_state.params
-
-
-class ActorParams(NamedTuple):
-    """The part of the learner that acting needs."""
-
-    params: types.PyTree
-    normalizer: Any
-
-
 class Extras(NamedTuple):
     """The data of each step that acting stores for learning."""
 
@@ -56,7 +36,7 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ActorCritic(inputs.NetworkAgent, options.Learning):
+class ActorCritic(inputs.NetworkAgent, optimization.GradientAgent, options.Learning):
     """Options and acting of agents with a policy and a value.
 
     A subclass has `_optimizer` and `update`, made of two parts that a variant replaces:
@@ -97,19 +77,6 @@ class ActorCritic(inputs.NetworkAgent, options.Learning):
     def _outputs(self) -> heads.ActionHead:
         return self.action_head
 
-    @property
-    def _optimizer(self) -> optimization.Optimizer:
-        raise NotImplementedError
-
-    def init_learner(self, key: jax.Array) -> Any:
-        train_state = self._optimizer.init(self.init_params(key))
-        normalizer = self.preprocess.init(self.spec.observation)
-        return Learner(train_state, normalizer, jnp.zeros((), jnp.int32))
-
-    def restart(self, learner: Any) -> Any:
-        """Returns a fresh learner whose optimizer begins with its parameters; see `agent.Agent`."""
-        return learner._replace(train_state=self._optimizer.init(learner.params))
-
     def init_params(self, key: jax.Array) -> types.PyTree:
         """Returns fresh parameters of the network."""
         params = super().init_params(key)
@@ -138,10 +105,6 @@ class ActorCritic(inputs.NetworkAgent, options.Learning):
     def init_memory(self, rollout: types.Rollout) -> Any:
         """Returns the running returns that normalise rewards; `()` without normalisation."""
         return self.preprocess.init_memory(rollout)
-
-    def actor_params(self, learner: Any) -> ActorParams:
-        """Returns the parameters and the statistics of observations and returns."""
-        return ActorParams(learner.params, learner.normalizer)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""

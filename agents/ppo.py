@@ -81,9 +81,8 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         extras, rho = self._proximal(learner.params, core, timestep, rollout)
         params, batch, metrics = self._batch(learner.params, core, timestep, extras, rho)
         train_state = learner.train_state._replace(params=params)
-        context = optimization.Context(optimization.agent_steps(learner.update, rollout))
-        learning_rate = self._optimizer.learning_rate_at(context.agent_steps)
-        loss = functools.partial(self.loss, context=context)
+        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+        loss = functools.partial(self.loss, context=learner.context)
         deal = minibatches.dealer(self.net, batch, core, self.num_minibatches)
 
         def minibatch_step(train_state, minibatch):
@@ -95,12 +94,11 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         epoch_keys = jax.random.split(key, self.epochs)
         train_state, output = jax.lax.scan(epoch, train_state, epoch_keys)
         metrics = jax.tree.map(jnp.sum, metrics | output.metrics)
-        normalizer = self.preprocess.update_statistics(learner.normalizer, rollout.timestep)
+        learner = learner._replace(train_state=train_state).observe(rollout, self.preprocess)
         normalizer, memory = self.preprocess.update_returns(
-            normalizer, state.memory, rollout.timestep
+            learner.normalizer, state.memory, rollout.timestep
         )
-        learner = policy.Learner(train_state, normalizer, learner.update + 1)
-        return types.AgentState(learner, memory), metrics
+        return types.AgentState(learner._replace(normalizer=normalizer), memory), metrics
 
     def _batch(
         self,

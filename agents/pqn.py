@@ -79,15 +79,6 @@ class PQN(inputs.NetworkAgent, options.Learning, options.Adam, exploration.Epsil
     def _optimizer(self) -> optimization.Optimizer:
         return optimization.Optimizer.of(self, optax.scale_by_radam(eps=self.adam_epsilon))
 
-    def init_learner(self, key):
-        train_state = self._optimizer.init(self.init_params(key))
-        normalizer = self.preprocess.init(self.spec.observation)
-        return optimization.Learner.create(train_state, (), normalizer)
-
-    def restart(self, learner):
-        """Returns a fresh learner whose optimizer begins with its parameters; see `agent.Agent`."""
-        return learner._replace(train_state=self._optimizer.init(learner.params))
-
     def init_memory(self, rollout):
         """Returns `()`: rollouts are not stored."""
         return ()

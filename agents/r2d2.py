@@ -33,7 +33,6 @@ from agents import (
     networks,
     optimization,
     options,
-    policy,
     replay,
     returns,
 )
@@ -111,10 +110,6 @@ class R2D2(inputs.NetworkAgent, replay.ReplayAgent):
             epsilon = ladder(env_id, num_envs, self.epsilon_base, self.epsilon_exponent)
         state = super().init_actor(env_id, num_envs)
         return ActorState(state.core, state.action, epsilon)
-
-    def actor_params(self, learner):
-        """Returns the parameters, and the statistics of the observations."""
-        return policy.ActorParams(learner.params, learner.normalizer)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Takes the best legal action, or with probability epsilon a random one."""

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from agents import networks, optimization, options, ring_buffer, sum_tree
-from podracers import environment, errors, parallel, types
+from podracers import errors, parallel, types
 
 _SHARDS = 8
 _scope = functools.partial(jax.named_call, name="replay")  # the name in profiles
@@ -398,7 +398,7 @@ class Replay:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ReplayAgent(options.Learning, options.Adam):
+class ReplayAgent(optimization.GradientAgent, options.Learning, options.Adam):
     """Options and update of agents that learn from replay by Adam.
 
     A subclass has `net`, its network; `buffer`, a `Replay`; and `loss(params, sample, context)`,
@@ -448,18 +448,6 @@ class ReplayAgent(options.Learning, options.Adam):
     def init_params(self, key: jax.Array) -> types.PyTree:
         """Returns fresh parameters of the network."""
         return self.net.init(key, networks.zero_timestep(self.spec))
-
-    def init_learner(self, key: jax.Array) -> optimization.Learner:
-        params = self.init_params(key)
-        normalizer = self.preprocess.init(environment.without_state(self.spec.observation))
-        target = self.target_params(params)
-        return optimization.Learner.create(self._optimizer.init(params), target, normalizer)
-
-    def restart(self, learner: optimization.Learner) -> optimization.Learner:
-        """Returns a fresh learner with the optimizer and targets of its parameters."""
-        train_state = self._optimizer.init(learner.params)
-        target = self.target_params(learner.params)
-        return optimization.Learner.create(train_state, target, learner.normalizer)
 
     def loss(
         self, params: types.PyTree, sample: Sample, context: optimization.Context

@@ -91,22 +91,18 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
 
     _optimizer = functools.cached_property(optimization.adam_of)
 
-    def init_learner(self, key: jax.Array) -> optimization.Learner:
-        network = self.init_params(key)
+    def init_params(self, key: jax.Array) -> Params:
+        """Returns fresh parameters of the network and of the Lagrangian."""
         multipliers = jnp.full((len(self._bounds),), self.initial_multiplier, jnp.float32)
         log_temperature = jnp.log(jnp.float32(self.initial_temperature))
-        params = Params(network, log_temperature, jnp.log(multipliers))
-        normalizer = self.preprocess.init(self.spec.observation)
-        train_state = self._optimizer.init(params)
-        return optimization.Learner.create(train_state, network, normalizer)
+        return Params(super().init_params(key), log_temperature, jnp.log(multipliers))
 
-    def restart(self, learner: optimization.Learner) -> optimization.Learner:
-        target = jax.tree.map(jnp.copy, learner.params.network)
-        return super().restart(learner)._replace(target=target)
+    def target_params(self, params: Params) -> types.PyTree:
+        return params.network
 
-    def actor_params(self, learner: optimization.Learner) -> policy.ActorParams:
+    def actor_params(self, learner: optimization.Learner) -> optimization.ActorParams:
         """Returns the target network and the statistics of the observations."""
-        return policy.ActorParams(learner.target, learner.normalizer)
+        return optimization.ActorParams(learner.target, learner.normalizer)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""

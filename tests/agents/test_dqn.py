@@ -173,10 +173,6 @@ NUM_ENVS, LENGTH = 4, 5
 def counting_loss(monkeypatch):
     """A loss with a gradient of -1: each gradient step of Adam adds the learning rate."""
 
-    def init_learner(self, key):
-        params = {"w": jnp.zeros(())}
-        return optimization.Learner.create(self._optimizer.init(params), params, ())
-
     def loss(self, params, sample, context):
         reward = sample.rollout.timestep.reward[1:]
         loss = jnp.broadcast_to(-params["w"], reward.shape)
@@ -184,7 +180,7 @@ def counting_loss(monkeypatch):
         metrics = {"reward": types.Mean.of(reward)}
         return optimization.LossOutput(types.Mean.of(loss), metrics, priority)
 
-    monkeypatch.setattr(dqn.DQN, "init_learner", init_learner)
+    monkeypatch.setattr(dqn.DQN, "init_params", lambda self, key: {"w": jnp.zeros(())})
     monkeypatch.setattr(dqn.DQN, "loss", loss)
 
 

@@ -267,17 +267,17 @@ def test_the_option_and_the_default_of_the_previous_action_and_reward(network, o
 def test_the_learning_rate_and_epsilon_fall_with_agent_steps(name):
     given = _given(name, "frames" if name == "pqn" else "lstm")
     for updates, portion in {0: 1.0, 1: 0.9, 5: 0.5, 10: 0.0, 15: 0.0}.items():
-        learner, steps = given.learner._replace(update=np.int32(updates)), LENGTH * BATCH
-        if name == "pqn":
-            learner = learner._replace(agent_steps=np.float32(updates * steps))
+        steps = LENGTH * BATCH
+        counts = {"update": np.int32(updates), "agent_steps": np.float32(updates * steps)}
+        learner = given.learner._replace(**counts)
         after, means = _update(given._replace(learner=learner))
         assert after.update == updates + 1
-        assert getattr(after, "agent_steps", (updates + 1) * steps) == (updates + 1) * steps
+        assert after.agent_steps == (updates + 1) * steps
         np.testing.assert_allclose(means["learning_rate"], 0.02 * portion, rtol=1e-5, atol=1e-8)
         if portion == 0.0:
             streams.assert_same(after.params, learner.params)
         if name == "pqn":
-            epsilon = given.agent.actor_params(learner).epsilon
+            epsilon = given.agent.actor_params(learner).exploration
             np.testing.assert_allclose(epsilon, max(1.0 - 0.25 * updates, 0.5))
 
 
@@ -307,7 +307,8 @@ def test_the_divergence_of_ppo_is_that_from_the_proximal_policy():
 def test_clip_and_entropy_cost_of_ppo_fall_with_agent_steps():
     """Half of the schedule is over after five rollouts: as if the options had these values."""
     given = _given("ppo", "frames")
-    learner = experience.perturbed(given.learner, 0.5, seed=7)._replace(update=jnp.int32(5))
+    learner = experience.perturbed(given.learner, 0.5, seed=7)
+    learner = learner._replace(agent_steps=jnp.float32(5 * LENGTH * BATCH))
 
     def means(**options):
         agent = dataclasses.replace(given.agent, **options)
