@@ -84,26 +84,17 @@ class IMPALA(policy.ActorCritic):
         """Takes `num_minibatches` gradient steps, on whole streams each."""
         learner = state.learner
         timestep = self._learning_inputs(learner.normalizer, rollout)
-        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
-        loss = functools.partial(self.loss, context=learner.context)
-
-        def minibatch_step(train_state, minibatch):
-            return self._optimizer.gradient_step(loss, train_state, minibatch, learning_rate)
-
         # Targets of the acting policy: those of the loss follow the parameters of each minibatch.
         values = jnp.concatenate([rollout.extras.value, rollout.extras.value[-1:]])
         target, _ = self.targets(timestep, values, jnp.zeros_like(rollout.extras.value))
         params = self._renormalized(learner.params, target, returns.weights(timestep))
-        train_state, output = jax.lax.scan(
-            minibatch_step,
-            learner.train_state._replace(params=params),
-            minibatches.over_streams(
-                (timestep, rollout.extras), rollout.actor_state.core, key, self.num_minibatches
-            ),
-        )
-        metrics = jax.tree.map(jnp.sum, output.metrics)
-        learner = learner._replace(train_state=train_state).observe(rollout, self.preprocess)
-        return types.AgentState(learner, state.memory), metrics
+        steps, core = (timestep, rollout.extras), rollout.actor_state.core
+
+        def deal(key):
+            return minibatches.over_streams(steps, core, key, self.num_minibatches)
+
+        learner, metrics = self._learn_epochs(learner.with_params(params), deal, key[None])
+        return types.AgentState(learner.observe(rollout, self.preprocess), ()), metrics
 
     def targets(
         self, timestep: types.TimeStep, values: jax.Array, log_ratio: jax.Array

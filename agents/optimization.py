@@ -103,16 +103,20 @@ class Optimizer:
           network's outputs.
         """
 
-        def loss(params: types.PyTree) -> tuple[types.Mean, LossOutput]:
+        def total(params: types.PyTree) -> tuple[jax.Array, LossOutput]:
             output = loss_fn(params, minibatch)
-            return output.loss, output._replace(outputs=())
+            return output.loss.total, output._replace(outputs=())
 
-        params, optimizer_state, norm, output = parallel.gradient_step(
-            loss, train_state.params, train_state.optimizer_state, self.chain, learning_rate
-        )
+        params, optimizer_state = train_state
+        with jax.named_scope("gradient"):
+            gradient, output = jax.grad(total, has_aux=True)(params)
+        # One sum for both: a gradient that waits for the global count costs a second all-reduce.
+        gradient = parallel.global_mean(types.Mean(gradient, output.loss.count))
+        updates, optimizer_state = self.chain.update(gradient, optimizer_state, params)
+        params = jax.tree.map(lambda p, u: (p - learning_rate * u).astype(p.dtype), params, updates)
         metrics = output.metrics | {
             "loss/total": output.loss,
-            "gradient_norm": types.Mean.of(norm),
+            "gradient_norm": types.Mean.of(optax.tree.norm(gradient)),
             "learning_rate": types.Mean.of(learning_rate),
         }
         return TrainState(params, optimizer_state), output._replace(metrics=metrics)
@@ -149,8 +153,8 @@ class ActorParams(NamedTuple):
     """The part of the learner that acting needs."""
 
     params: types.PyTree
-    normalizer: Any
-    exploration: Any = ()  # number by which actions are random, if it changes: an epsilon
+    normalizer: Any  # that of the learner
+    exploration: Any = ()  # an epsilon, a temperature, or whether actions are random; () if none
 
 
 class Learner(NamedTuple):
@@ -183,6 +187,10 @@ class Learner(NamedTuple):
             * (rollout.timestep.reward[1:].size * parallel.axis_size()),
         )
 
+    def with_params(self, params: types.PyTree) -> "Learner":
+        """Returns the learner with other parameters, and the optimizer's state of the old ones."""
+        return self._replace(train_state=self.train_state._replace(params=params))
+
     def step(
         self, train_state: TrainState, params: types.PyTree, period: int = 1, rate: float = 1.0
     ) -> "Learner":
@@ -199,14 +207,32 @@ class Learner(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class GradientAgent(options.Optimized):
-    """Agents that learn by gradient steps; a subclass has `_optimizer` and `init_params`."""
+    """Agents that learn by gradient steps.
+
+    A subclass has `_optimizer`, `init_params` and `loss(params, minibatch, context)`, whose result
+    is a `LossOutput`. It may have target parameters.
+    """
 
     @property
     def _optimizer(self) -> Optimizer:
         raise NotImplementedError
 
+    @property
+    def target_period(self) -> int:
+        """See `agents.options`; an option of agents with target parameters."""
+        return 1
+
+    @property
+    def target_rate(self) -> float:
+        """See `agents.options`; an option of agents with target parameters."""
+        return 1.0
+
     def init_params(self, key: jax.Array) -> types.PyTree:
         """Returns fresh parameters."""
+        raise NotImplementedError
+
+    def loss(self, params: Any, minibatch: Any, /, context: Context) -> LossOutput:
+        """Returns the loss of this device's part of a minibatch."""
         raise NotImplementedError
 
     def target_params(self, params: types.PyTree) -> types.PyTree:
@@ -230,3 +256,39 @@ class GradientAgent(options.Optimized):
     def actor_params(self, learner: Learner) -> ActorParams:
         """Returns the parameters and the statistics."""
         return ActorParams(learner.params, learner.normalizer)
+
+    def _step(
+        self, learner: Learner, minibatch: types.PyTree, learning_rate: jax.Array
+    ) -> tuple[Learner, LossOutput]:
+        """Takes one gradient step, and updates the target parameters if due."""
+        loss = functools.partial(self.loss, context=learner.context)
+        train_state, output = self._optimizer.gradient_step(
+            loss, learner.train_state, minibatch, learning_rate
+        )
+        target = self.target_params(train_state.params)
+        return learner.step(train_state, target, self.target_period, self.target_rate), output
+
+    def _learn_epochs(
+        self, learner: Learner, deal: Callable[[jax.Array], types.PyTree], keys: jax.Array
+    ) -> tuple[Learner, dict[str, types.Mean]]:
+        """Takes a gradient step for each minibatch of each epoch.
+
+        Args:
+          learner: the learner before the rollout is counted.
+          deal: returns the minibatches `[M, ...]` of an epoch by its key, see `minibatches`.
+          keys: `[E]` typed keys, one for each epoch, equal on all devices.
+
+        Returns:
+          The learner, and metrics whose totals and counts are summed over all steps.
+        """
+        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+
+        def step(learner: Learner, minibatch: types.PyTree):
+            learner, output = self._step(learner, minibatch, learning_rate)
+            return learner, output.metrics
+
+        def epoch(learner: Learner, key: jax.Array):
+            return jax.lax.scan(step, learner, deal(key))
+
+        learner, metrics = jax.lax.scan(epoch, learner, keys)
+        return learner, jax.tree.map(jnp.sum, metrics)

@@ -80,25 +80,14 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         core, timestep = self.net.prepare(rollout.actor_state.core, timestep)
         extras, rho = self._proximal(learner.params, core, timestep, rollout)
         params, batch, metrics = self._batch(learner.params, core, timestep, extras, rho)
-        train_state = learner.train_state._replace(params=params)
-        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
-        loss = functools.partial(self.loss, context=learner.context)
+        learner = learner.with_params(params)
         deal = minibatches.dealer(self.net, batch, core, self.num_minibatches)
-
-        def minibatch_step(train_state, minibatch):
-            return self._optimizer.gradient_step(loss, train_state, minibatch, learning_rate)
-
-        def epoch(train_state, epoch_key):
-            return jax.lax.scan(minibatch_step, train_state, deal(epoch_key))
-
-        epoch_keys = jax.random.split(key, self.epochs)
-        train_state, output = jax.lax.scan(epoch, train_state, epoch_keys)
-        metrics = jax.tree.map(jnp.sum, metrics | output.metrics)
-        learner = learner._replace(train_state=train_state).observe(rollout, self.preprocess)
+        learner, means = self._learn_epochs(learner, deal, jax.random.split(key, self.epochs))
+        learner = learner.observe(rollout, self.preprocess)
         normalizer, memory = self.preprocess.update_returns(
             learner.normalizer, state.memory, rollout.timestep
         )
-        return types.AgentState(learner._replace(normalizer=normalizer), memory), metrics
+        return types.AgentState(learner._replace(normalizer=normalizer), memory), metrics | means
 
     def _batch(
         self,

@@ -102,21 +102,8 @@ class PQN(inputs.NetworkAgent, options.Learning, options.Adam, exploration.Epsil
         target = self.targets(timestep, values)
         current = jax.tree.map(lambda x: x[:-1], timestep)
         batch = _Batch(current, rollout.action, target, returns.weights(timestep))
-        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
-        loss = functools.partial(self.loss, context=learner.context)
         deal = minibatches.dealer(self.net, batch, core, self.num_minibatches)
-
-        def minibatch_step(learner, minibatch):
-            train_state, output = self._optimizer.gradient_step(
-                loss, learner.train_state, minibatch, learning_rate
-            )
-            return learner.step(train_state, ()), output.metrics
-
-        def epoch(learner, epoch_key):
-            return jax.lax.scan(minibatch_step, learner, deal(epoch_key))
-
-        learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.epochs))
-        metrics = jax.tree.map(jnp.sum, metrics)
+        learner, metrics = self._learn_epochs(learner, deal, jax.random.split(key, self.epochs))
         return types.AgentState(learner.observe(rollout, self.preprocess), ()), metrics
 
     def _values(self, params, core, timestep, extras):

@@ -435,25 +435,9 @@ class ReplayAgent(optimization.GradientAgent, options.Learning, options.Adam):
         """The replay."""
         raise NotImplementedError
 
-    @property
-    def target_period(self) -> int:
-        """See `agents.options`; an option of agents with target parameters."""
-        return 1
-
-    @property
-    def target_rate(self) -> float:
-        """See `agents.options`; an option of agents with target parameters."""
-        return 1.0
-
     def init_params(self, key: jax.Array) -> types.PyTree:
         """Returns fresh parameters of the network."""
         return self.net.init(key, networks.zero_timestep(self.spec))
-
-    def loss(
-        self, params: types.PyTree, sample: Sample, context: optimization.Context
-    ) -> optimization.LossOutput:
-        """Returns the loss of a sample, and the priorities of its sequences."""
-        raise NotImplementedError
 
     def check_run(self, num_envs: int, rollout_length: int, num_updates: int) -> None:
         """Raises a `UserError` if a run is too short to learn from replay; see `agent.Agent`."""
@@ -482,13 +466,8 @@ class ReplayAgent(optimization.GradientAgent, options.Learning, options.Adam):
 
         def step(learner, memory, step_key):
             sample = self.sample(learner, memory, step_key)
-            loss = functools.partial(self.loss, context=learner.context)
-            train_state, output = self._optimizer.gradient_step(
-                loss, learner.train_state, sample, learning_rate
-            )
+            learner, output = self._step(learner, sample, learning_rate)
             memory = self.buffer.update_priorities(memory, sample.item, output.priority)
-            params = self.target_params(train_state.params)
-            learner = learner.step(train_state, params, self.target_period, self.target_rate)
             return learner, memory, output.metrics
 
         learner, memory, metrics = self.buffer.repeat(step, num_steps, learner, memory, key)

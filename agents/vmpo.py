@@ -119,24 +119,9 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
         extras, rho = self._proximal(learner.target, core, timestep, rollout)
         batch = policy.Batch(current, extras, advantage, target, weight, rho)
         network = self._renormalized(learner.params.network, target, weight)
-        params = learner.params._replace(network=network)
-        learner = learner._replace(train_state=learner.train_state._replace(params=params))
-        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+        learner = learner.with_params(learner.params._replace(network=network))
         deal = minibatches.dealer(self.net, batch, core, self.num_minibatches)
-
-        def minibatch_step(learner, minibatch):
-            loss = functools.partial(self.loss, context=learner.context)
-            train_state, output = self._optimizer.gradient_step(
-                loss, learner.train_state, minibatch, learning_rate
-            )
-            learner = learner.step(train_state, train_state.params.network, self.target_period)
-            return learner, output.metrics
-
-        def epoch(learner, epoch_key):
-            return jax.lax.scan(minibatch_step, learner, deal(epoch_key))
-
-        learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.epochs))
-        metrics = jax.tree.map(jnp.sum, metrics)
+        learner, metrics = self._learn_epochs(learner, deal, jax.random.split(key, self.epochs))
         return types.AgentState(learner.observe(rollout, self.preprocess), ()), metrics
 
     def loss(
