@@ -66,6 +66,11 @@ class AlphaZero(planning.SearchAgent):
     def buffer(self) -> replay.Replay:
         return replay.Replay.of(self, self.n_steps + 1)
 
+    def init_learner(self, key):
+        """Returns a learner without statistics of the states, which replay does not store."""
+        observation = environment.without_state(self.spec.observation)
+        return super().init_learner(key)._replace(normalizer=self.preprocess.init(observation))
+
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns `()`."""
         return ()
@@ -79,7 +84,7 @@ class AlphaZero(planning.SearchAgent):
         state = timestep.observation[environment.STATE]
         node = _Node(state, timestep.last(), root.value, root.prior_logits)
         mask = encoders.action_mask(timestep.observation)
-        temperature = 0.0 if evaluation else params.temperature
+        temperature = 0.0 if evaluation else params.exploration
         root = dataclasses.replace(root, embedding=node)
         plan = self._search.run(self._model(params), root, mask, temperature, key)
         return plan.action, actor_state, planning.Extras(plan.policy, plan.value)

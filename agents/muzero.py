@@ -88,7 +88,7 @@ class MuZero(planning.SearchAgent):
         latent, actor_state = self.net.representation.step(
             params.params["representation"], actor_state, timestep
         )
-        temperature = 0.0 if evaluation else params.temperature
+        temperature = 0.0 if evaluation else params.exploration
         extras, action = self._plan(params.params, latent, mask, temperature, key)
         return action, actor_state, extras
 

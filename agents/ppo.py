@@ -78,30 +78,16 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         learner = state.learner
         timestep = self._learning_inputs(learner.normalizer, rollout)
         core, timestep = self.net.prepare(rollout.actor_state.core, timestep)
-        inputs = learner.params, learner.update, core, timestep, rollout.extras
-        extras, rho = self._proximal(*inputs)
+        extras, rho = self._proximal(learner.params, core, timestep, rollout)
         params, batch, metrics = self._batch(learner.params, core, timestep, extras, rho)
-        train_state = learner.train_state._replace(params=params)
-        context = optimization.Context(optimization.agent_steps(learner.update, rollout))
-        learning_rate = self._optimizer.learning_rate_at(context.agent_steps)
-        loss = functools.partial(self.loss, context=context)
+        learner = learner.with_params(params)
         deal = minibatches.dealer(self.net, batch, core, self.num_minibatches)
-
-        def minibatch_step(train_state, minibatch):
-            return self._optimizer.gradient_step(loss, train_state, minibatch, learning_rate)
-
-        def epoch(train_state, epoch_key):
-            return jax.lax.scan(minibatch_step, train_state, deal(epoch_key))
-
-        epoch_keys = jax.random.split(key, self.epochs)
-        train_state, output = jax.lax.scan(epoch, train_state, epoch_keys)
-        metrics = jax.tree.map(jnp.sum, metrics | output.metrics)
-        normalizer = self.preprocess.update_statistics(learner.normalizer, rollout.timestep)
+        learner, means = self._learn_epochs(learner, deal, jax.random.split(key, self.epochs))
+        learner = learner.observe(rollout, self.preprocess)
         normalizer, memory = self.preprocess.update_returns(
-            normalizer, state.memory, rollout.timestep
+            learner.normalizer, state.memory, rollout.timestep
         )
-        learner = policy.Learner(train_state, normalizer, learner.update + 1)
-        return types.AgentState(learner, memory), metrics
+        return types.AgentState(learner._replace(normalizer=normalizer), memory), metrics | means
 
     def _batch(
         self,
@@ -169,14 +155,12 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         total = policy_loss + self.value_cost * value_loss - entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=batch.weight)
         clipped = jnp.abs(jnp.exp(log_ratio) - 1.0) > clip_epsilon
-        return optimization.LossOutput(
-            {
-                "loss/total": mean(total),
-                "loss/policy": mean(policy_loss),
-                "loss/value": mean(value_loss),
-                "policy/entropy": mean(entropy),
-                "policy/kl": mean(kl),
-                "policy/clip_fraction": mean(clipped),
-                "policy/rho": mean(batch.rho),
-            }
-        )
+        metrics = {
+            "loss/policy": mean(policy_loss),
+            "loss/value": mean(value_loss),
+            "policy/entropy": mean(entropy),
+            "policy/kl": mean(kl),
+            "policy/clip_fraction": mean(clipped),
+            "policy/rho": mean(batch.rho),
+        }
+        return optimization.LossOutput(mean(total), metrics, outputs=output)

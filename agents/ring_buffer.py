@@ -98,7 +98,7 @@ def zeros(rollout: types.Rollout, chunks: int) -> Ring:
     def states(x: jax.Array) -> Rows:
         return Rows.zeros(streams, chunks, x.shape[1:], x.dtype)
 
-    ring = jax.tree.map(steps, rollout._replace(actor_state=()))
+    ring = jax.tree.map(steps, rollout._replace(actor_state=(), age=()))
     return ring._replace(actor_state=jax.tree.map(states, rollout.actor_state))
 
 

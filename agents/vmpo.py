@@ -91,22 +91,18 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
 
     _optimizer = functools.cached_property(optimization.adam_of)
 
-    def init_learner(self, key: jax.Array) -> optimization.Learner:
-        network = self.init_params(key)
+    def init_params(self, key: jax.Array) -> Params:
+        """Returns fresh parameters of the network and of the Lagrangian."""
         multipliers = jnp.full((len(self._bounds),), self.initial_multiplier, jnp.float32)
         log_temperature = jnp.log(jnp.float32(self.initial_temperature))
-        params = Params(network, log_temperature, jnp.log(multipliers))
-        normalizer = self.preprocess.init(self.spec.observation)
-        train_state = self._optimizer.init(params)
-        return optimization.Learner.create(train_state, network, normalizer)
+        return Params(super().init_params(key), log_temperature, jnp.log(multipliers))
 
-    def restart(self, learner: optimization.Learner) -> optimization.Learner:
-        target = jax.tree.map(jnp.copy, learner.params.network)
-        return super().restart(learner)._replace(target=target)
+    def target_params(self, params: Params) -> types.PyTree:
+        return params.network
 
-    def actor_params(self, learner: optimization.Learner) -> policy.ActorParams:
+    def actor_params(self, learner: optimization.Learner) -> optimization.ActorParams:
         """Returns the target network and the statistics of the observations."""
-        return policy.ActorParams(learner.target, learner.normalizer, learner.update)
+        return optimization.ActorParams(learner.target, learner.normalizer)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
@@ -120,28 +116,12 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
         target, advantage = self.targets(timestep, values)
         current, weight = jax.tree.map(lambda x: x[:-1], timestep), returns.weights(timestep)
         # The target policy is the proximal one.
-        inputs = learner.target, learner.update, core, timestep, rollout.extras
-        extras, rho = self._proximal(*inputs)
+        extras, rho = self._proximal(learner.target, core, timestep, rollout)
         batch = policy.Batch(current, extras, advantage, target, weight, rho)
         network = self._renormalized(learner.params.network, target, weight)
-        params = learner.params._replace(network=network)
-        learner = learner._replace(train_state=learner.train_state._replace(params=params))
-        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+        learner = learner.with_params(learner.params._replace(network=network))
         deal = minibatches.dealer(self.net, batch, core, self.num_minibatches)
-
-        def minibatch_step(learner, minibatch):
-            loss = functools.partial(self.loss, context=learner.context)
-            train_state, output = self._optimizer.gradient_step(
-                loss, learner.train_state, minibatch, learning_rate
-            )
-            learner = learner.step(train_state, train_state.params.network, self.target_period)
-            return learner, output.metrics
-
-        def epoch(learner, epoch_key):
-            return jax.lax.scan(minibatch_step, learner, deal(epoch_key))
-
-        learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.epochs))
-        metrics = jax.tree.map(jnp.sum, metrics)
+        learner, metrics = self._learn_epochs(learner, deal, jax.random.split(key, self.epochs))
         return types.AgentState(learner.observe(rollout, self.preprocess), ()), metrics
 
     def loss(
@@ -177,7 +157,7 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
             total += penalty + alpha * (bound - jax.lax.stop_gradient(kl))
             metrics[f"policy/kl{name}"] = mean(kl)
             metrics[f"policy/kl_multiplier{name}"] = types.Mean.of(alpha)
-        return optimization.LossOutput(metrics | {"loss/total": mean(total)})
+        return optimization.LossOutput(mean(total), metrics, outputs=output)
 
 
 def best_half(

@@ -303,8 +303,9 @@ def rollout(state: Any) -> types.Rollout:
 
 def _turned(rollout: types.Rollout) -> types.Rollout:
     """Swaps time and streams."""
-    turned = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout._replace(actor_state=()))
-    return turned._replace(actor_state=rollout.actor_state)
+    rows = rollout._replace(actor_state=(), age=())
+    turned = jax.tree.map(lambda x: x.swapaxes(0, 1), rows)
+    return turned._replace(actor_state=rollout.actor_state, age=rollout.age)
 
 
 def run(subject: runner.Runner, num_updates: int = NUM_UPDATES, seed: int = 0) -> History:

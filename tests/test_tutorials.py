@@ -96,7 +96,7 @@ def test_variants_of_an_agent_take_updates(files, bindings):
     runner.close()
     means = metrics.summarize(jax.device_get(report.means), [])
     assert np.isfinite(means["loss/total"])
-    assert ("policy/clip_fraction" in means) == (N_STEP in bindings)
+    assert ("loss/kl" in means) == (N_STEP not in bindings)
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_the_table_of_a_rollouts_fields(rollout):
         for field in name.split("."):
             value = getattr(value, field)
         expected = eval(f"({shape.removesuffix(', ...')},)", {"T": T, "B": B})
-        assert jax.tree.leaves(value)
+        assert jax.tree.leaves(value) or name == "age"  # under Anakin
         for leaf in jax.tree.leaves(value):
             assert leaf.shape[: len(expected)] == expected
             assert shape.endswith("...") or leaf.shape == expected

@@ -325,10 +325,9 @@ class Checkpointer:
             raise integrity.DamagedError(f"it was saved as checkpoint {saved}")
         check(step, record["user"])
         found, bare = record[item], agent_lib.without_replay(template)
-        if item == "params":  # earlier versions lack some counts, which are then 0
-            known = {path for path, _, _ in found}
-            added = (leaf for leaf in trees.structure(template) if leaf[0] not in known)
-            found = found + [leaf for leaf in added if leaf[2] == "int32"]
+        if item == "params":  # those of earlier versions have counts, which are ignored
+            known = {path for path, _, _ in trees.structure(template)}
+            found = [leaf for leaf in found if leaf[0] in known or leaf[2] != "int32"]
 
         def is_bare() -> bool:
             faults, bare_faults = (

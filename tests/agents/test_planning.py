@@ -143,7 +143,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
 
     def loss(params):
         learnt = agent.loss(params, sample, optimization.Context(0.0))
-        return learnt.metrics["loss/total"].result(), learnt.priority
+        return learnt.loss.result(), learnt.priority
 
     (actual, priority), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     expected, slow_gradient = jax.jit(jax.value_and_grad(slow))(params)
@@ -209,7 +209,7 @@ def test_searches_are_repeated_with_the_latest_parameters(made):
     reanalyzed = jax.jit(agent._reanalyzed)
     search = jax.jit(agent.act, static_argnames="evaluation")
     found = reanalyzed(params, sample, True).rollout.extras
-    acting = planning.ActorParams(params, (), jnp.float32(1.0))
+    acting = optimization.ActorParams(params, (), jnp.float32(1.0))
     core = agent.init_actor(jnp.arange(SEQUENCES), SEQUENCES)
     for time in range(K + N_STEPS + 1):
         timestep = jax.tree.map(lambda x: x[time], sample.rollout.timestep)  # noqa: B023
@@ -235,7 +235,7 @@ def test_the_temperature_falls_with_agent_steps():
     learner = jax.eval_shape(agent.init_learner, jax.random.key(0))
     for steps, expected in ((0, 1.0), (50, 0.75), (1000, 0.5)):
         params = agent.actor_params(learner._replace(agent_steps=jnp.float32(steps)))
-        np.testing.assert_allclose(params.temperature, expected)
+        np.testing.assert_allclose(params.exploration, expected)
 
 
 def _alphazero(game, **search):

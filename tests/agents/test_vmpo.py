@@ -92,8 +92,8 @@ def test_the_loss_equals_a_slow_one(name, bounds):
     batch = policy.Batch(timestep, rollout.extras, advantage, target, 1.0 * kept, rho)
 
     def loss(params):
-        metrics = agent.loss(params, (batch, core), learner.context).metrics
-        return metrics["loss/total"].result(), metrics
+        learnt = agent.loss(params, (batch, core), learner.context)
+        return learnt.loss.result(), learnt.metrics | {"loss/total": learnt.loss}
 
     run = experience.on_devices(jax.grad(loss, has_aux=True), 1, (experience.REPLICATED,))
     gradient, means = jax.device_get(jax.jit(run)(learner.params))
@@ -163,8 +163,7 @@ def test_steps_of_an_older_policy_are_weighted_halfway_to_the_target_policy():
     agent = dataclasses.replace(agent, epochs=1, num_minibatches=1)
     move = jax.jit(functools.partial(experience.moved, scale=0.2, seed=6))
     learner = learner._replace(target=jax.device_get(move(learner.params.network)))
-    update = rollout.extras.update - 1
-    rollout = rollout._replace(extras=rollout.extras._replace(update=update))
+    rollout = rollout._replace(age=np.ones(BATCH, np.int32))
 
     def mean_rho(learner, rollout):
         state = types.AgentState(learner, ())

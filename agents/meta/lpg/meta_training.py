@@ -261,7 +261,7 @@ class LPG:
             + self.prediction_target_cost * terms["rule/prediction_target"]
         )
         means = {name: types.Mean.of(values) for name, values in terms.items()}
-        return optimization.LossOutput({"loss/total": types.Mean.of(total), **means})
+        return optimization.LossOutput(types.Mean.of(total), means)
 
     def _lifetime_loss(self, rule_params: types.PyTree, batch: _Batch) -> dict[str, jax.Array]:
         """Returns the terms of one lifetime's meta-loss; entropies are means over all chunks."""
