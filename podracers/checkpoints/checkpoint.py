@@ -324,15 +324,15 @@ class Checkpointer:
         if (saved := record.get("step", step)) != step:
             raise integrity.DamagedError(f"it was saved as checkpoint {saved}")
         check(step, record["user"])
-        found, bare = record[item], agent_lib.without_replay(template)
+        saved_leaves, bare = record[item], agent_lib.without_replay(template)
         if item == "params":  # earlier versions lack some counts, which are then 0
-            known = {path for path, _, _ in found}
+            known = {path for path, _, _ in saved_leaves}
             added = (leaf for leaf in trees.structure(template) if leaf[0] not in known)
-            found = found + [leaf for leaf in added if leaf[2] == "int32"]
+            saved_leaves = saved_leaves + [leaf for leaf in added if leaf[2] == "int32"]
 
         def is_bare() -> bool:
             faults, bare_faults = (
-                trees.differences(found, trees.structure(tree)) for tree in (template, bare)
+                trees.differences(saved_leaves, trees.structure(tree)) for tree in (template, bare)
             )
             if faults and bare_faults:
                 raise errors.UserError(f"checkpoint {folder} does not fit this run: {faults[0]}")
@@ -381,7 +381,7 @@ class Checkpointer:
 
     def _partial_folder(self) -> storage.Path:
         folders = storage.partial(self._directory)  # also those that could not be removed
-        return next(each for each in folders if each.name.partition(".")[0] == str(self._saving))
+        return next(path for path in folders if path.name.partition(".")[0] == str(self._saving))
 
     def _remove_partial(self) -> None:
         for folder in storage.partial(self._directory):
