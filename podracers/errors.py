@@ -21,6 +21,8 @@ from typing_extensions import TypeIs
 INT32_MAX = 2**31 - 1  # the largest number that shapes, indices and counters on a device can hold
 # Types of literals, and of classes and functions that are not called.
 _LITERALS = int | float | str | bytes | tuple | list | dict | type | types.FunctionType | None
+# Where Python's own files are; generated code, such as a dataclass's constructor, has no file.
+_PYTHON = ("<", *map(sysconfig.get_path, ("stdlib", "scripts")))
 
 
 class UserError(ValueError):
@@ -213,9 +215,7 @@ def innermost_frame(error: BaseException) -> traceback.FrameSummary | None:
 
 def is_library(file: str) -> bool:
     """Returns whether a file belongs to Python or to an installed package."""
-    # Generated code, such as a dataclass's constructor, has no file.
-    places = "<", *map(sysconfig.get_path, ("stdlib", "scripts"))
-    return file.startswith(places) or "-packages" in file
+    return file.startswith(_PYTHON) or "-packages" in file
 
 
 def nearest_multiples(number: int, unit: int) -> str:

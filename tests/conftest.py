@@ -3,6 +3,8 @@
 The variables are set before JAX is imported, and child processes inherit them.
 """
 
+import ctypes
+import gc
 import importlib.metadata
 import os
 import pathlib
@@ -54,7 +56,28 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import jax  # noqa: E402
+import psutil  # noqa: E402
 import pytest  # noqa: E402
+
+_MEMORY = 1.5e9  # bytes of a worker, beyond which compiled programs are dropped
+
+
+def pytest_collection_finish():
+    """Collects garbage seldom, and never visits what imports have made."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Drops the compiled programs of earlier modules, which would fill the memory."""
+    if nextitem is None or nextitem.path == item.path:
+        return
+    if psutil.Process().memory_info().rss > _MEMORY:
+        jax.clear_caches()
+        gc.collect()
+        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc
+            trim(0)
 
 
 @pytest.fixture(autouse=True)

@@ -60,6 +60,7 @@ def _learners(agent: type, name: str, num_devices: int) -> list[list[np.ndarray]
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", contract.RUNNERS)
 def test_the_agent_of_one_file_learns_the_same_on_any_number_of_devices(name):
     (expected,) = _learners(_actor_critic(), name, 1)
@@ -79,7 +80,12 @@ def test_the_agent_of_one_file_learns_the_same_on_any_number_of_devices(name):
             "by other amounts",
             marks=pytest.mark.slow,
         ),
-        (GLOBAL_MEAN, LOCAL_MEAN, "copies of 'learner/params/params/Dense_0/bias'"),
+        pytest.param(
+            GLOBAL_MEAN,
+            LOCAL_MEAN,
+            "copies of 'learner/params/params/Dense_0/bias'",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(GLOBAL_MEAN, AFTER_TWO, "copies of", marks=pytest.mark.slow),
     ],
     ids=["mean of means", "statistic of a device", "gradient of a device", "later"],
@@ -97,7 +103,10 @@ def test_an_array_that_an_agent_keeps_from_a_trace_is_found_before_it_compiles()
 
 @pytest.mark.parametrize(
     ("make", "new", "update"),
-    [(anakin.Anakin, LATE, 6), (sebulba.Sebulba, LOCAL_MEAN, 1)],
+    [
+        pytest.param(anakin.Anakin, LATE, 6, marks=pytest.mark.slow),
+        (sebulba.Sebulba, LOCAL_MEAN, 1),
+    ],
     ids=["anakin", "sebulba"],
 )
 def test_a_run_whose_devices_differ_ends(make, new, update, tmp_path):

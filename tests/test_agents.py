@@ -27,14 +27,15 @@ class Subject(NamedTuple):
     history: contract.History
 
 
-# Every kind of action and of memory.
-FAST = {"anakin": ("ppo", "dqn", "sac", "muzero"), "sebulba": ("ppo_lstm", "r2d2")}
+# Each runner once, and each kind of memory: none, a ring of transitions, one of sequences.
+FAST = {"anakin": ("ppo", "dqn"), "sebulba": ("r2d2",)}
 # The other agents under one runner, because `test_parity` compares the runners.
 SLOW = {
     "anakin": ("ppo_scaled", "impala", "vmpo_continuous", "rainbow", "pqn_gru", "r2d2", "sac_gru"),
     "sebulba": ("ppo_gru_frames", "impala_lstm", "vmpo", "pqn", "sac_discrete", "ppo_asymmetric"),
 }
-SLOW["sebulba"] += ("sac_discrete_lstm",)
+SLOW["anakin"] += ("sac", "muzero")
+SLOW["sebulba"] += ("ppo_lstm", "sac_discrete_lstm")
 # Numbers of devices besides four. `test_parity` compares Sebulba on one with Anakin on four.
 NUM_DEVICES = {
     ("ppo", "anakin"): (2,),
@@ -138,7 +139,13 @@ def test_policy_and_critics_read_their_own_parts_of_an_observation(name):
 SAMPLES = {"ppo_gru_frames": True, "impala": True, "vmpo": True, "sac_discrete": True, "sac": False}
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(x, marks=[pytest.mark.slow] * (x not in ("ppo_gru_frames", "sac")))
+        for x in SAMPLES
+    ],
+)
 def test_evaluations_sample_as_training_does_unless_they_are_greedy(name):
     agent, candidate = contract.AGENTS[name]()
     if name.startswith("sac"):

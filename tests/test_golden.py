@@ -18,7 +18,7 @@ from podracers.checkpoints import checkpoint
 from tests import contract, golden, streams
 from tests.agents.meta.lpg import lifetimes
 
-pytestmark = pytest.mark.exact
+pytestmark = [pytest.mark.exact, pytest.mark.slow]
 
 UPDATES = 5
 INTERRUPTED = 2  # updates before the checkpoint
@@ -87,13 +87,13 @@ def _continued(runner, state):
     "case",
     [
         ("ppo", "anakin", 1),
-        pytest.param(("dqn", "anakin", 1), marks=pytest.mark.slow),
+        ("dqn", "anakin", 1),
         ("ppo", "sebulba", 1),
-        pytest.param(("alphazero", "anakin", 4), marks=pytest.mark.slow),
-        pytest.param(("muzero_reanalyze", "anakin", 4), marks=pytest.mark.slow),
+        ("alphazero", "anakin", 4),
+        ("muzero_reanalyze", "anakin", 4),
         ("lpg", "anakin", 4),
-        pytest.param(("rule_lpg", "anakin", 4), marks=pytest.mark.slow),
-        pytest.param(("rule_disco", "anakin", 4), marks=pytest.mark.slow),
+        ("rule_lpg", "anakin", 4),
+        ("rule_disco", "anakin", 4),
     ],
     ids=lambda case: "-".join(map(str, case)),
 )

@@ -69,6 +69,7 @@ def _imports(path: pathlib.Path) -> set[str]:
     return names
 
 
+@pytest.mark.slow  # `make check` has it
 def test_imports_and_specs_touch_no_device():
     command = [sys.executable, "-c", _IMPORT_ALL]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

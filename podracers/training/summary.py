@@ -89,8 +89,10 @@ def _other_code() -> dict[str, dict[str, str | None]]:
     roots, hashes = {}, {}
     for name, module in list(sys.modules.items()):
         name_of_file = getattr(module, "__file__", None) or "<none>"
+        if errors.is_library(name_of_file):
+            continue
         file = pathlib.Path(name_of_file).resolve()
-        if errors.is_library(name_of_file) or _ROOT in file.parents or not file.is_file():
+        if _ROOT in file.parents or not file.is_file():
             continue
         hashes[str(file)] = hashlib.sha256(file.read_bytes()).hexdigest()
         if root := next((each for each in file.parents if (each / ".git").exists()), None):

@@ -45,15 +45,18 @@ def on_devices(function, num_devices=1, in_specs=(), out_specs=REPLICATED):
 def zeros(agent: Any) -> Any:
     """Returns a learner of zeros: to compile orthogonal matrices takes seconds."""
     shapes = jax.eval_shape(agent.init_learner, jax.random.key(0))
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.tree.map(lambda x: jnp.asarray(np.zeros(x.shape, x.dtype)), shapes)
 
 
 def moved(params: Any, scale: float, seed: int) -> Any:
-    """Returns parameters that are moved by normal noise."""
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    noise = [scale * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
-    return jax.tree.map(jnp.add, params, jax.tree.unflatten(tree, noise))
+    """Returns parameters that are moved by normal noise, which NumPy draws: nothing compiles."""
+    rng = np.random.default_rng(seed)
+
+    def move(x):
+        noise = np.float32(scale) * rng.standard_normal(x.shape, np.float32)
+        return x + noise if isinstance(x, jax.core.Tracer) else jnp.asarray(np.asarray(x) + noise)
+
+    return jax.tree.map(move, params)
 
 
 def perturbed(learner: Any, scale: float, seed: int) -> Any:

@@ -92,8 +92,11 @@ def _slow_losses(agent, params, target, sample):
     return losses, targets
 
 
-@pytest.mark.parametrize("double", [True, False])
-@pytest.mark.parametrize("distribution", [None, CATEGORICAL], ids=["value", "categorical"])
+@pytest.mark.parametrize(
+    ("distribution", "double"),
+    [(None, False), (CATEGORICAL, True)],
+    ids=["value", "categorical"],
+)
 def test_the_loss_equals_a_slow_one(distribution, double):
     """Returns to the end of episodes, frames, masks, weights and the projection, all at once."""
     agent = _agent(distribution=distribution, double=double, huber=1e6)

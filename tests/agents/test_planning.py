@@ -98,7 +98,7 @@ def _made():
     return agent, jax.jit(agent.init_learner)(jax.random.key(0)).params, sample
 
 
-@pytest.mark.parametrize("consistency", [0.0, 2.0])
+@pytest.mark.parametrize("consistency", [pytest.param(0.0, marks=pytest.mark.slow), 2.0])
 def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
     """The root in full, imagined steps by their mean; each step halves the gradient of latents."""
     agent, params, sample = made
@@ -198,6 +198,7 @@ def test_fresh_values_are_those_of_the_target_network(made):
     assert fresh.target_params(params) is params
 
 
+@pytest.mark.slow
 def test_searches_are_repeated_with_the_latest_parameters(made):
     """One time step after another, without noise; where none is due, nothing changes.
 

@@ -131,7 +131,7 @@ def test_the_loss_equals_a_slow_one(name, bounds):
     streams.assert_close(gradient.network, expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["vmpo", "vmpo_continuous"])
+@pytest.mark.parametrize("name", ["vmpo", pytest.param("vmpo_continuous", marks=pytest.mark.slow)])
 def test_the_policy_that_acts_is_replaced_after_three_gradient_steps(name):
     agent, learner, rollout = _given(name)
     agent = dataclasses.replace(agent, epochs=1, num_minibatches=1)

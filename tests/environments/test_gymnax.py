@@ -11,16 +11,7 @@ from podracers import contract, environment, types
 
 registration = pytest.importorskip("gymnax.registration")
 
-# One of each kind: binary planes, float vector, continuous action, integer observation, limits that
-# are floats or depend on the size.
-QUICK = [
-    "Breakout-MinAtar",
-    "CartPole-v1",
-    "Pendulum-v1",
-    "FrozenLake-misc",
-    "BernoulliBandit-misc",
-    "DeepSea-bsuite",
-]
+QUICK = ["Breakout-MinAtar", "Pendulum-v1"]
 SLOW = set(registration.registered_envs) - {*QUICK, "MNISTBandit-bsuite"}  # it downloads images
 
 

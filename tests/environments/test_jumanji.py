@@ -26,7 +26,7 @@ MASKS = {
     "FlatPack-v0": (8100,),
     "JobShop-v0": (10, 21),
 }
-QUICK = ("Snake-v1", "Tetris-v0", "Maze-v0")
+QUICK = ("Snake-v1",)
 RENDERED = ("Snake-v1", "Maze-v0", "BinPack-v2", "RubiksCube-v0", "Connector-v3")
 SLOW = sorted(library.registered_environments() - set(QUICK))
 

@@ -41,9 +41,8 @@ def make(name: str, **options) -> xminigrid.XMiniGrid:
     return xminigrid.XMiniGrid(name, rules | options)
 
 
-@pytest.mark.parametrize(
-    "name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW.values())]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [QUICK, *SLOW.values()])
 def test_keeps_the_contract(name):
     env = make(name, max_steps=30)
     contract.check_environment(env, num_steps=90)
@@ -56,9 +55,7 @@ FORWARD, RIGHT = 0, 1
 TO_GOAL = [FORWARD, FORWARD, RIGHT, FORWARD, FORWARD]  # in the room of 3 x 3, corner to corner
 
 
-@pytest.mark.parametrize(
-    ("max_steps", "reward", "discount"), [(4, 0.0, 1.0), (5, 0.1, 0.0), (9, 0.5, 0.0)]
-)
+@pytest.mark.parametrize(("max_steps", "reward", "discount"), [(4, 0.0, 1.0), (5, 0.1, 0.0)])
 def test_the_goal_terminates_and_the_limit_truncates(max_steps, reward, discount):
     env = make(QUICK, max_steps=max_steps)
     assert env.spec.max_episode_steps == max_steps

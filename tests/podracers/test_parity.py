@@ -47,7 +47,7 @@ SPLIT = {"actor_devices": (0, 1), "learner_devices": (2, 3), "batches_per_actor"
     ("name", "options"),
     [
         pytest.param("ppo", SPLIT, id="ppo-2 to 2"),
-        pytest.param("dqn", {}, id="dqn"),
+        pytest.param("dqn", {}, id="dqn", marks=pytest.mark.slow),
         pytest.param(
             *("ppo_lstm", {"actor_devices": (0, 0), "learner_devices": (1,)}),
             id="ppo_lstm-2 to 1",

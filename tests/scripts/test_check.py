@@ -96,7 +96,7 @@ GOOD = {
         "  observation['room']: int32[], 7 values, one-hot",
         "no picture: Own/Walk-v0 has no render mode 'rgb_array', which a video needs ... T s",
         "one seed twice, together and with other neighbours ... T s",
-        "different streams: 8 of 8; 188 episodes ended, 95 truncated",
+        "different streams: 8 of 8; N episodes ended, N truncated",
     ],
     "envpool:Pendulum-v1": ["  action: float32[1], from -2 to 2"],
     "FrozenLake8x8-v1": ["  observation: int32[], 64 values, one-hot"],  # Gymnasium's
@@ -112,7 +112,8 @@ GOOD = {
 def test_a_good_environment_is_described_and_ends_with_ok(run, name):
     result = run("check", name)
     assert result.returncode == 0, result.stdout + result.stderr
-    lines = re.sub(r" \d+\.\d s$", " T s", result.stdout, flags=re.M).splitlines()
+    text = re.sub(r" \d+\.\d s$", " T s", result.stdout, flags=re.M)
+    lines = re.sub(r"[1-9]\d* (episodes ended|truncated)", r"N \1", text).splitlines()
     assert lines[-1] == "ok"
     assert [line for line in lines if line in GOOD[name]] == GOOD[name]
 

@@ -32,9 +32,9 @@ def run_dir(tmp_path_factory, run):
     return folder / "run"
 
 
-def test_the_script_evaluates_the_newest_checkpoint_and_draws_an_episode(run_dir, tmp_path):
+def test_the_script_evaluates_the_newest_checkpoint_and_draws_an_episode(run_dir, run, tmp_path):
     video = tmp_path / "catch.gif"
-    result = processes.run(*("evaluate", "--run_dir", run_dir, "--episodes", 16, "--video", video))
+    result = run(EVALUATE, "--run_dir", run_dir, "--episodes", 16, "--video", video)
     assert (result.returncode, result.stderr) == (0, "")
     found = re.match(r"step 2,560: return (-?[\d.]+) ± ", result.stdout)
     assert -1.0 <= float(found[1]) <= 1.0

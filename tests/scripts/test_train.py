@@ -241,6 +241,7 @@ def test_a_run_without_a_directory_is_named_after_its_configuration(
     assert json.loads((path / "summary.json").read_text())["updates"] == 3
 
 
+@pytest.mark.slow
 def test_a_pipe_whose_reader_has_ended_ends_no_run(tmp_path, config):
     """As in `train.py 2>&1 | tee log`, where Ctrl-C also ends `tee`."""
     words = ("--gin_file", config, "--gin_bindings", "TOTAL_STEPS = 10_000_000")
@@ -273,6 +274,7 @@ def test_a_run_under_nohup_ignores_hangups_saves_and_ends(tmp_path, config):
     assert not (run_dir / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_terminal_that_closes_ends_a_run_in_order(tmp_path, config):
     """Its output has no reader any more, and fails."""
     words = ("--gin_file", config, "--run_dir", tmp_path / "run")

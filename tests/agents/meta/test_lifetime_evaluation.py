@@ -50,7 +50,7 @@ def test_returns_are_means_of_the_episodes_of_a_segment(lives):
 
 
 def test_the_optimum_is_that_of_each_task(lives):
-    assert all(isinstance(x, tasks.TaskFamily) for x in (FAMILY, *FAMILY.made))
+    assert all(isinstance(x, tasks.TaskFamily) for x in (FAMILY, *FAMILY.members))
     optimum = lives.optimum(FAMILY)
     assert (optimum[lives.task == 1] == 1.0).all()
     grids = optimum[lives.task == 0]

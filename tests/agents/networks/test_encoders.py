@@ -48,7 +48,9 @@ def test_vectors_join_after_the_convolutions(encoder):
     ("encoder", "dtype"),
     [
         # Two channels would make layer normalisation a step function, which rounding can flip.
-        (encoders.ImpalaResNet((4, 5), 8, layer_norm=True), np.float32),
+        pytest.param(
+            encoders.ImpalaResNet((4, 5), 8, layer_norm=True), np.float32, marks=pytest.mark.slow
+        ),
         (encoders.CNN((8, 6), padding="VALID", layer_norm=True), np.uint8),
     ],
 )

@@ -62,7 +62,8 @@ CASES = {
         {"encoder": SMALL_CNN, "core": cores.LSTM(8), "frame_stack": 3, "separate_critic": False},
     ),
 }
-EVERY = [*list(CASES)[:-1], pytest.param("frames_lstm", marks=pytest.mark.slow)]
+FAST = ("mlp", "cnn", "lstm", "attention", "frames")  # each kind of memory
+EVERY = [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in CASES]
 RECURRENT = {"lstm", "stack", "attention", "frames_lstm"}
 WITHOUT_MEMORY = {"mlp", "shared_gaussian", "cnn", "cells", "asymmetric"}
 _assert_close = functools.partial(streams.assert_close, atol=2e-5)
@@ -156,7 +157,13 @@ def _spec(observation):
     return environment.EnvironmentSpec("test", observation, DISCRETE)
 
 
-@pytest.mark.parametrize(("name", "frame_stack"), [*((name, 3) for name in MAKERS), ("model", 1)])
+ONE_HOT = [("q_network", 3), ("model", 1)]  # the slow suite has the others
+
+
+@pytest.mark.parametrize(
+    ("name", "frame_stack"),
+    ONE_HOT + [pytest.param(x, 3, marks=pytest.mark.slow) for x in MAKERS if x != "q_network"],
+)
 def test_networks_read_one_hot_codes_of_categorical_observations(name, frame_stack):
     """An equal network reads codes that were made before; frames of cores stay integers."""
     rng = np.random.default_rng(0)
@@ -269,8 +276,8 @@ def test_time_steps_drawn_in_any_order_have_the_outputs_of_the_unroll(name):
 @pytest.mark.parametrize(
     ("core", "frames"),
     [
-        (None, specs.Array((36, 40, 1), np.uint8)),
-        (cores.LSTM(8), specs.Array((36, 40, 1), np.uint8)),
+        pytest.param(None, specs.Array((36, 40, 1), np.uint8), marks=pytest.mark.slow),
+        pytest.param(cores.LSTM(8), specs.Array((36, 40, 1), np.uint8), marks=pytest.mark.slow),
         (None, environment.MultiDiscreteArray((36, 40, 1), np.uint8, 0, 3)),
     ],
 )

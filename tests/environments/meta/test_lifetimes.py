@@ -33,7 +33,7 @@ def test_copies_have_the_same_tasks():
     many = lifetimes.Lifetimes(delayed_chains.DelayedChains)
     assert dataclasses.replace(many, period=8).family is many.family
     mixture = lifetimes.Mixture((delayed_chains.DelayedChains,))
-    assert dataclasses.replace(mixture).made == mixture.made
+    assert dataclasses.replace(mixture).members == mixture.members
 
 
 def test_lifetimes_begin_with_periods_and_end_apart(stream):
@@ -76,7 +76,7 @@ def test_a_mixture_shows_one_of_its_families_and_pads_its_rows(variants):
     for seed in range(12):
         key = jax.random.key(seed)
         params = sample(key)
-        family, part = (x[int(params.family)] for x in (mixture.made, params.parts))
+        family, part = (x[int(params.family)] for x in (mixture.members, params.parts))
         name = mixture.task_names[int(mixture.task(params))]
         assert name == family.task_names[int(family.task(part))]
         state, timestep = reset(params, key)

@@ -215,7 +215,7 @@ def test_a_manifest_without_the_files_of_an_item_is_damage(tmp_path):
         integrity.verify(tmp_path, ["state"])
 
 
-@pytest.mark.parametrize("damage", [_flip, os.remove])
+@pytest.mark.parametrize("damage", [_flip, pytest.param(os.remove, marks=pytest.mark.slow)])
 def test_damage_to_any_file_is_noticed(saved, copied, damage):
     """Every file of the newest checkpoint in turn; the one before it is restored instead."""
     reader = checkpoint.Checkpointer(copied, read_only=True)

@@ -125,7 +125,8 @@ assert distributed.all_gather(process) == [0, 1]
         assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
 def test_a_process_that_is_lost_ends_those_that_wait_for_it_in_a_program(lost):
     results = _run(
         f"""

@@ -70,10 +70,15 @@ class At:
         return False
 
 
+_BUILT = {}  # experiments and their parts: to trace a program again takes seconds
+
+
 def _run(settings, directory, stop=None, **options):
     """Trains; returns the summary and the printed lines."""
     lines = []
-    parts = settings.build()
+    if id(settings) not in _BUILT:
+        _BUILT[id(settings)] = settings, settings.build()
+    _, parts = _BUILT[id(settings)]
     stop = At() if stop is None else stop
     runner = run.Run(settings, parts, directory, stop=stop, print_line=lines.append, **options)
     return runner.train(), lines
@@ -341,7 +346,9 @@ def _remove(path):
 
 
 # In the middle, and in the final evaluation. `test_checkpoint.py` has the folder of checkpoints.
-@pytest.mark.parametrize(("lines", "harm"), [(3, _move), (6, _remove)])
+@pytest.mark.parametrize(
+    ("lines", "harm"), [(3, _move), pytest.param(6, _remove, marks=pytest.mark.slow)]
+)
 def test_a_run_directory_that_vanishes_ends_the_run(tmp_path, caplog, lines, harm):
     files = [str(processes.config_file(tmp_path))]
     periods = ["Experiment.evaluation_period = 4", "Experiment.checkpoint_period = 2"]

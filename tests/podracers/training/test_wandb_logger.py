@@ -19,7 +19,7 @@ def test_a_missing_package_is_found_before_compiling(tmp_path, monkeypatch, modu
     monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.delitem(sys.modules, "wandb.errors", raising=False)
     loaded = experiment.load([str(processes.config_file(tmp_path))], [TRACKER])
-    with pytest.raises(errors.UserError, match=r"needs the package wandb: pip install wandb$"):
+    with pytest.raises(errors.UserError, match=r"pip install wandb$"):
         run.train(loaded, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
