@@ -1,8 +1,8 @@
 """AlphaZero: tree search with the environment itself as the model.
 
 Silver et al., "A general reinforcement learning algorithm that masters chess, shogi, and Go through
-self-play", 2018, https://doi.org/10.1126/science.aar6404, for one player. `agents.planning` has the
-formula of the loss.
+self-play", 2018, https://doi.org/10.1126/science.aar6404, for one player.
+`agents.search.planning` has the formula of the loss.
 
 The search needs the environment's state: `wrappers.Searchable` adds it to the observation, under a
 key that networks do not see, and the environment to the specification. Only JAX environments can be
@@ -21,9 +21,12 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from agents import networks, options, planning, replay
+from agents import networks
 from agents.networks import encoders, heads
 from agents.networks import muzero as muzero_networks
+from agents.parts import options
+from agents.replay import replay
+from agents.search import planning
 from podracers import environment, errors, types
 
 

@@ -25,8 +25,10 @@ import jax
 import jax.numpy as jnp
 import rlax
 
-from agents import exploration, networks, optimization, options, replay
+from agents import networks
 from agents.networks import encoders, heads, layers
+from agents.parts import exploration, optimization, options
+from agents.replay import replay
 from podracers import types
 
 

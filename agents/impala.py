@@ -25,18 +25,18 @@ import jax.numpy as jnp
 import optax
 import rlax
 
-from agents import minibatches, optimization, options, policy, returns
 from agents.networks import encoders, popart
+from agents.parts import actor_critic, minibatches, optimization, options, returns
 from podracers import errors, types
 
 _OPTIMIZERS = ("adam", "rmsprop")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class IMPALA(policy.ActorCritic):
+class IMPALA(actor_critic.ActorCritic):
     """Importance-weighted actor-learner with V-trace targets.
 
-    `policy.ActorCritic` describes the options that are not listed here.
+    `actor_critic.ActorCritic` describes the options that are not listed here.
 
     Attributes:
       num_minibatches: gradient steps of each rollout, on a part of the streams each; every step
@@ -112,7 +112,7 @@ class IMPALA(policy.ActorCritic):
     def loss(
         self,
         params: types.PyTree,
-        minibatch: tuple[tuple[types.TimeStep, policy.Extras], Any],
+        minibatch: tuple[tuple[types.TimeStep, actor_critic.Extras], Any],
         context: optimization.Context,
     ) -> optimization.LossOutput:
         """Returns the loss of time steps `[T + 1, B]` and extras `[T, B]`, from cores `[B]` on."""

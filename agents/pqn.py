@@ -24,16 +24,9 @@ import jax.numpy as jnp
 import optax
 import rlax
 
-from agents import (
-    exploration,
-    inputs,
-    minibatches,
-    networks,
-    optimization,
-    options,
-    returns,
-)
+from agents import networks
 from agents.networks import encoders, layers
+from agents.parts import exploration, inputs, minibatches, optimization, options, returns
 from podracers import types
 
 _NORMALIZED = functools.partial(

@@ -26,17 +26,10 @@ import jax
 import jax.numpy as jnp
 import rlax
 
-from agents import (
-    categorical,
-    exploration,
-    inputs,
-    networks,
-    optimization,
-    options,
-    replay,
-    returns,
-)
+from agents import networks
 from agents.networks import cores, encoders, heads, layers
+from agents.parts import categorical, exploration, inputs, optimization, options, returns
+from agents.replay import replay
 from podracers import errors, types
 
 _RECURRENT = functools.partial(networks.q_network, core=cores.LSTM(), dueling=True)

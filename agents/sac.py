@@ -38,9 +38,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import inputs, networks, optimization, options, preprocessing, replay, returns
+from agents import networks
 from agents.networks import encoders
 from agents.networks import sac as sac_networks
+from agents.parts import inputs, optimization, options, preprocessing, returns
+from agents.replay import replay
 from podracers import types
 
 _PRIORITY_MIX = 0.9  # weight of the largest error of a sequence in its priority, as in R2D2
@@ -77,8 +79,9 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
         See `preprocessing.random_shifts`.
       policy_period: gradient steps between those of the policy and of the temperature; the critics
         take all of them. 2 in DrQ (Kostrikov et al., 2020, https://arxiv.org/abs/2004.13649).
-      greedy_evaluation: see `agents.options`; the most probable continuous action is the squashed
-        mean. By default True for continuous actions, as published, and False for discrete ones.
+      greedy_evaluation: see `agents.parts.options`; the most probable continuous action is the
+        squashed mean. By default True for continuous actions, as published, and False for discrete
+        ones.
     """
 
     network: Callable[..., sac_networks.SACNetwork] = sac_networks.sac_network

@@ -13,8 +13,8 @@ divergence `KL_k` of the policy from the target policy the multiplier `α_k` and
       + Σ_k (stop_gradient(α_k) KL_k + α_k (ε_k - stop_gradient(KL_k)))
 
 The mean is over the better half of the advantages, with the importance weights `ρ` of
-`policy.GeneralizedAdvantage`, which are 1 on-policy. There `ψ` is proportional to `ρ exp(A / η)`,
-elsewhere it is 0, and its mean over all steps is 1.
+`actor_critic.GeneralizedAdvantage`, which are 1 on-policy. There `ψ` is proportional to
+`ρ exp(A / η)`, elsewhere it is 0, and its mean over all steps is 1.
 
 Axis legend: `T` time, `B` streams of one device, `D` devices, `K` divergences.
 """
@@ -27,8 +27,9 @@ import jax
 import jax.numpy as jnp
 import rlax
 
-from agents import minibatches, networks, optimization, options, policy, returns
+from agents import networks
 from agents.networks import encoders, heads, popart
+from agents.parts import actor_critic, minibatches, optimization, options, returns
 from podracers import parallel, types
 
 _LOWEST_TEMPERATURE = 1e-8
@@ -44,14 +45,14 @@ class Params(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class VMPO(policy.GeneralizedAdvantage, options.Adam):
+class VMPO(actor_critic.GeneralizedAdvantage, options.Adam):
     """V-MPO with lambda-returns.
 
-    `policy.GeneralizedAdvantage` describes the options that are not listed here.
+    `actor_critic.GeneralizedAdvantage` describes the options that are not listed here.
 
     Attributes:
       num_minibatches: gradient steps of each pass over a rollout; each weights its own better half.
-      value_cost: see `policy.ActorCritic`; 1 in the paper, whose loss has the same half.
+      value_cost: see `actor_critic.ActorCritic`; 1 in the paper, whose loss has the same half.
       epochs: passes over each rollout; 1 in the paper.
       gae_lambda: trace parameter of the returns; 1 for the n-step returns of the paper.
       target_period: gradient steps between copies of the parameters to the target policy, which
@@ -117,7 +118,7 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
         current, weight = jax.tree.map(lambda x: x[:-1], timestep), returns.weights(timestep)
         # The target policy is the proximal one.
         extras, rho = self._proximal(learner.target, core, timestep, rollout)
-        batch = policy.Batch(current, extras, advantage, target, weight, rho)
+        batch = actor_critic.Batch(current, extras, advantage, target, weight, rho)
         network = self._renormalized(learner.params.network, target, weight)
         learner = learner.with_params(learner.params._replace(network=network))
         deal = minibatches.dealer(self.net, batch, core, self.num_minibatches)
@@ -125,7 +126,10 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
         return types.AgentState(learner.observe(rollout, self.preprocess), ()), metrics
 
     def loss(
-        self, params: Params, minibatch: tuple[policy.Batch, Any], context: optimization.Context
+        self,
+        params: Params,
+        minibatch: tuple[actor_critic.Batch, Any],
+        context: optimization.Context,
     ) -> optimization.LossOutput:
         """Returns the loss of a minibatch, which comes with the cores `[B, ...]` before it."""
         batch, core = minibatch

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import dqn, impala, muzero, networks, ppo, pqn, r2d2, sac, tree_search, vmpo
+from agents import dqn, impala, muzero, networks, ppo, pqn, r2d2, sac, vmpo
 from agents.networks import cores, encoders, heads
 from agents.networks import muzero as muzero_networks
 from agents.networks import sac as sac_networks
+from agents.search import tree_search
 from podracers import agent as agent_lib
 from podracers import anakin, environment, metrics, runner, sebulba, types
 from tests import streams

@@ -35,6 +35,7 @@ _MOVED = {
     "training import weights_and_biases as ": "training import loggers as ",
     "training import weights_and_biases": "training import loggers as weights_and_biases",
     "@cores.FeedForward()": "None",
+    "from agents import tree_search": "from agents.search import tree_search",
 }
 _MACRO, _CONSTANT = "gin.macro", "gin.constant"
 LOCK = threading.RLock()  # guards gin's state, which all threads share

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import rlax
 
-from agents import dqn, networks, optimization, replay
+from agents import dqn, networks
 from agents.networks import encoders, heads
+from agents.parts import optimization
+from agents.replay import replay
 from podracers import errors, types
 from tests import streams
 from tests.agents import experience

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import impala, networks, optimization, policy, ppo, pqn, returns
+from agents import impala, networks, ppo, pqn
 from agents.networks import cores, encoders
+from agents.parts import actor_critic, optimization, returns
 from podracers import parallel, types
 from tests import contract, streams
 from tests.agents import experience
@@ -291,11 +292,11 @@ def test_the_divergence_of_ppo_is_that_from_the_proximal_policy():
     timestep = types.TimeStep(observation, reward, reward + 1.0, going)
     action = np.int32([[0]] * 9 + [[1]])
     log_prob = np.log(np.where(action == 0, 0.9, 0.1)).astype(np.float32)
-    extras = policy.Extras(action, log_prob, reward[1:])
+    extras = actor_critic.Extras(action, log_prob, reward[1:])
     rollout = types.Rollout(timestep, action, extras, (), age=np.ones(1, np.int32))
     extras, rho = agent._proximal(params, (), timestep, rollout)
     current = jax.tree.map(lambda x: x[:-1], timestep)
-    batch = policy.Batch(current, extras, reward[1:], reward[1:], reward[1:] + 1.0, rho)
+    batch = actor_critic.Batch(current, extras, reward[1:], reward[1:], reward[1:] + 1.0, rho)
     context = optimization.Context(jnp.float32(0.0))
     metrics = agent.loss(params, (batch, ()), context).metrics
     proximal = np.sqrt([0.9 * 0.5, 0.1 * 0.5])  # not normalised

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import categorical, networks, optimization, r2d2, replay, returns, sac
+from agents import networks, r2d2, sac
 from agents.networks import cores, encoders
 from agents.networks import sac as sac_networks
+from agents.parts import categorical, optimization, returns
+from agents.replay import replay
 from podracers import errors
 from tests import streams
 from tests.agents import experience

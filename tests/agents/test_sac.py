@@ -16,9 +16,11 @@ import optax
 import pytest
 from dm_env import specs
 
-from agents import inputs, optimization, replay, sac
+from agents import sac
 from agents.networks import cores, encoders
 from agents.networks import sac as sac_networks
+from agents.parts import inputs, optimization
+from agents.replay import replay
 from podracers import environment, errors, types
 from tests import streams
 from tests.agents import experience

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import policy, returns, vmpo
+from agents import vmpo
+from agents.parts import actor_critic, returns
 from podracers import parallel, types
 from tests import contract, streams
 from tests.agents import experience
@@ -89,7 +90,7 @@ def test_the_loss_equals_a_slow_one(name, bounds):
     kept = ~timestep.last()
     advantage[~kept] = np.nan
     rho = rng.uniform(0.2, 2.0, advantage.shape).astype(np.float32)
-    batch = policy.Batch(timestep, rollout.extras, advantage, target, 1.0 * kept, rho)
+    batch = actor_critic.Batch(timestep, rollout.extras, advantage, target, 1.0 * kept, rho)
 
     def loss(params):
         learnt = agent.loss(params, (batch, core), learner.context)

@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import networks, optimization, options, replay, returns
+from agents import networks
 from agents.meta.rules import interface
 from agents.meta.rules.network import rule_network
 from agents.networks import encoders, heads, layers
+from agents.parts import optimization, options, returns
+from agents.replay import replay
 from podracers import errors, types
 
 
@@ -39,7 +41,8 @@ class RuleAgent(optimization.GradientAgent, options.Adam):
     """An agent trained by a rule, on each rollout once or on sequences from replay.
 
     The input of the rule is a rollout, or a replayed sequence of the same length, which should be
-    close to the length in its meta-training. `agents.options` describes options not listed here.
+    close to the length in its meta-training. `agents.parts.options` describes options that are not
+    listed here.
 
     Attributes:
       load: returns a rule and its parameters, such as `rule_file.load` or `disco.load`.

@@ -19,7 +19,7 @@ import pytest
 from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
-from agents import replay
+from agents.replay import replay
 from podracers import errors, parallel
 from podracers.checkpoints import checkpoint, integrity
 from tests import groups, streams

@@ -28,7 +28,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import networks, optimization, options, ring_buffer, sum_tree
+from agents import networks
+from agents.parts import optimization, options
+from agents.replay import ring_buffer, sum_tree
 from podracers import errors, parallel, types
 
 _SHARDS = 8

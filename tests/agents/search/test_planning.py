@@ -12,9 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import alphazero, muzero, optimization, planning, replay, returns, tree_search
+from agents import alphazero, muzero
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
+from agents.parts import optimization, returns
+from agents.replay import replay
+from agents.search import planning, tree_search
 from environments import catch, wrappers
 from podracers import evaluation, types
 from tests import contract, streams

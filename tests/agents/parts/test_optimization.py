@@ -10,8 +10,10 @@ import numpy as np
 import optax
 import pytest
 
-from agents import layouts, minibatches, optimization, ppo, preprocessing
+from agents import ppo
+from agents.backends import layouts
 from agents.networks import popart
+from agents.parts import minibatches, optimization, preprocessing
 from podracers import errors, parallel, trees, types
 from tests import contract, streams
 from tests.agents import experience

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agents import optimization, options
 from agents.networks import encoders, heads
+from agents.parts import optimization, options
 from podracers import types
 
 
@@ -65,7 +65,7 @@ def ladder(env_id: jax.Array, num_envs: int, base: float = 0.4, exponent: float 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class EpsilonGreedy(optimization.GradientAgent):
-    """Options and acting of agents with one epsilon for all streams; see `agents.options`."""
+    """Options and acting of agents with one epsilon for all streams; see `agents.parts.options`."""
 
     epsilon: float = options.fraction(0.05)
     epsilon_steps: int = options.count(10_000)

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import inputs, networks, optimization, options, returns
+from agents import networks
 from agents.networks import encoders, heads, popart
+from agents.parts import inputs, optimization, options, returns
 from podracers import types
 
 
@@ -55,9 +56,9 @@ class ActorCritic(inputs.NetworkAgent, optimization.GradientAgent, options.Learn
       popart_rate: step size of the statistics of targets that normalise the value head's outputs,
         advantages and errors, see `networks.popart`, in place of a `reward_scale` by hand (3e-4 in
         Hessel et al. 2018; 0.03 in runs of some hundred updates); None for no normalisation.
-      greedy_evaluation: see `agents.options`.
+      greedy_evaluation: see `agents.parts.options`.
       previous_action_and_reward: whether the network gets the previous action and reward beside the
-        observation, see `agents.inputs`; by default only if it is recurrent.
+        observation, see `agents.parts.inputs`; by default only if it is recurrent.
     """
 
     network: Callable[..., networks.Network] = networks.actor_critic

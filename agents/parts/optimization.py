@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import options, preprocessing
+from agents.parts import options, preprocessing
 from podracers import parallel, types
 
 
@@ -219,12 +219,12 @@ class GradientAgent(options.Optimized):
 
     @property
     def target_period(self) -> int:
-        """See `agents.options`; an option of agents with target parameters."""
+        """See `agents.parts.options`; an option of agents with target parameters."""
         return 1
 
     @property
     def target_rate(self) -> float:
-        """See `agents.options`; an option of agents with target parameters."""
+        """See `agents.parts.options`; an option of agents with target parameters."""
         return 1.0
 
     def init_params(self, key: jax.Array) -> types.PyTree:

@@ -1,7 +1,7 @@
 """Acting, targets and loss of agents with tree search: MuZero and AlphaZero.
 
-Targets follow the two rules of `agents.returns`, and a third one where a model is unrolled through
-the end of an episode:
+Targets follow the two rules of `agents.parts.returns`, and a third one where a model is unrolled
+through the end of an episode:
 
 - up to LAST, and at it for the reward that came with it, everything is learnt;
 - past a termination, and at it for the value, values and rewards are zero, whatever the action;
@@ -30,7 +30,9 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from agents import categorical, optimization, options, replay, returns, tree_search
+from agents.parts import categorical, optimization, options, returns
+from agents.replay import replay
+from agents.search import tree_search
 from podracers import types
 
 

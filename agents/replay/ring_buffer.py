@@ -14,7 +14,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from agents import layouts
+from agents.backends import layouts
 from podracers import errors, types
 
 _LANES = 128  # numbers that a TPU keeps side by side; XLA pads the last axis to whole lanes
