@@ -51,6 +51,7 @@ def _configure() -> None:
 if "jax" in sys.modules:
     raise RuntimeError("JAX was imported before tests/conftest.py could set up its devices")
 _configure()
+gc.disable()  # until all modules are imported
 # A background shell ignores SIGINT, and nohup ignores SIGHUP.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -59,14 +60,14 @@ import jax  # noqa: E402
 import psutil  # noqa: E402
 import pytest  # noqa: E402
 
-_MEMORY = 1.5e9  # bytes of a worker, beyond which compiled programs are dropped
+_MEMORY = 1.7e9  # bytes of a worker, beyond which compiled programs are dropped
 
 
 def pytest_collection_finish():
     """Collects garbage seldom, and never visits what imports have made."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+    gc.enable()
 
 
 def pytest_runtest_teardown(item, nextitem):

@@ -229,14 +229,8 @@ def _values(agent, params, learnt, observation):
     return jnp.min(agent.action_head.taken(values, action), axis=0)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "ppo" else pytest.mark.slow)
-        for name in AGENTS
-        if name != "rainbow"
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in AGENTS if name != "rainbow"])
 def test_the_values_of_a_mixture_are_learnt(name):
     mixture = Mixture()
     agent, params, learnt = _learn(name, mixture, AGENTS[name].updates, num_envs=128, hidden=32)

@@ -74,6 +74,7 @@ def _reports(history) -> list[dict[str, tuple[float, float]]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.exact
 def test_both_runners_report_the_numbers_of_each_episode_that_ended():
     """On several devices, and from the middle of an episode; the agent never receives them."""

@@ -174,7 +174,8 @@ def test_chrono_steps_are_checked(value):
         cores.MinGRU(4, value)
 
 
-@pytest.mark.parametrize("size", [4, 3])  # without and with a projection of the features
+# Without and with a projection of the features.
+@pytest.mark.parametrize("size", [pytest.param(4, marks=pytest.mark.slow), 3])
 def test_attention_equals_a_loop_over_the_inputs_of_the_episode(size):
     core, length = cores.Attention(4, num_heads=2, window=5), 23
     features = jax.random.normal(jax.random.key(0), (length, 2, size))

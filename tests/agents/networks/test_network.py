@@ -157,12 +157,12 @@ def _spec(observation):
     return environment.EnvironmentSpec("test", observation, DISCRETE)
 
 
-ONE_HOT = [("q_network", 3), ("model", 1)]  # the slow suite has the others
-
-
 @pytest.mark.parametrize(
     ("name", "frame_stack"),
-    ONE_HOT + [pytest.param(x, 3, marks=pytest.mark.slow) for x in MAKERS if x != "q_network"],
+    [
+        pytest.param(name, size, marks=[pytest.mark.slow] * (name != "q_network"))
+        for name, size in (*((name, 3) for name in MAKERS), ("model", 1))
+    ],
 )
 def test_networks_read_one_hot_codes_of_categorical_observations(name, frame_stack):
     """An equal network reads codes that were made before; frames of cores stay integers."""

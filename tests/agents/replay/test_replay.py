@@ -173,7 +173,13 @@ def _outcomes(case: Case) -> list[Outcome]:
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(x, marks=[pytest.mark.slow] * x.startswith(("nothing", "three", "shapes_on")))
+        for x in CASES
+    ],
+)
 def test_draws_are_those_of_a_slow_model(name):
     """Whole sequences of one stream, as often as they should be, with exact weights."""
     case = CASES[name]

@@ -273,6 +273,7 @@ def test_agent_steps_of_repeated_actions(task_id, action_repeat, own_limit, limi
         assert repeated.first()[end + 1, 0] and repeated.reward[end + 1, 0] == 0.0
 
 
+@pytest.mark.slow
 def test_atari_presets_start_as_their_sources_say():
     """Machado et al. start every game alike, and leave chance to the sticky actions."""
 

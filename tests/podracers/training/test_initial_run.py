@@ -96,7 +96,7 @@ def _saved(path):
     ("source", "file", "bindings"),
     [
         pytest.param("single", "impala.gin", IMPALA, marks=slow),
-        ("single", "tiny.gin", [*PPO, "RUNNER = @sebulba.Sebulba"]),
+        pytest.param("single", "tiny.gin", [*PPO, "RUNNER = @sebulba.Sebulba"], marks=slow),
         ("single", "tiny.gin", [*PPO, MEMBERS, "Anakin.num_devices = 2"]),
         pytest.param("members", "impala.gin", [*IMPALA, MEMBERS], marks=slow),
     ],

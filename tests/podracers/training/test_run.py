@@ -413,6 +413,7 @@ class Endless(catch.Catch):
         return state, timestep._replace(discount=jnp.float32(0.99), step_type=jnp.int8(types.MID))
 
 
+@pytest.mark.slow
 def test_a_broken_rule_ends_a_run_of_sebulba_after_its_first_dispatch(tmp_path):
     """The test of a value that is not finite breaks one under Anakin."""
     files = [str(processes.config_file(tmp_path)), "gin/runners/sebulba.gin"]

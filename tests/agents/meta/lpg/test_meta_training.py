@@ -35,6 +35,7 @@ def _learnt():
     return fresh, state, jax.device_get(report)
 
 
+@pytest.mark.slow
 def test_a_rule_is_learnt_and_lifetimes_end(learnt):
     fresh, state, report = learnt
     assert documented.undocumented(report.means) == set()

@@ -45,7 +45,7 @@ def _metrics_after(agent, candidate, updates, **sizes):
     return {name: mean.result() for name, mean in jax.device_get(report).means.items()}, state
 
 
-@pytest.mark.parametrize("replay_ratio", [None, 4.0])
+@pytest.mark.parametrize("replay_ratio", [pytest.param(None, marks=pytest.mark.slow), 4.0])
 def test_an_agent_learns_the_targets_of_a_rule(replay_ratio):
     candidate = probes.ActionReward()
     rule = _RewardRule(8, prediction_size=5)
@@ -74,9 +74,8 @@ def test_costs_are_those_of_parts_of_the_loss():
         _agent(candidate.spec, costs={"prediction": 0.0, "policy": 0.0})
 
 
-@pytest.mark.parametrize(
-    "rule", [RULE, pytest.param(disco.Disco(), marks=pytest.mark.slow)], ids=["lpg", "disco"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [RULE, disco.Disco()], ids=["lpg", "disco"])
 def test_illegal_actions_are_not_taken_and_losses_stay_small(rule):
     """The total is weighted by the costs."""
     candidate = streams.RandomEpisodes(masked=True)
