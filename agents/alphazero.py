@@ -1,8 +1,8 @@
 """AlphaZero: tree search with the environment itself as the model.
 
 Silver et al., "A general reinforcement learning algorithm that masters chess, shogi, and Go through
-self-play", 2018, https://doi.org/10.1126/science.aar6404, for one player. `agents.planning` has the
-formula of the loss.
+self-play", 2018, https://doi.org/10.1126/science.aar6404, for one player.
+`agents.search.planning` has the formula of the loss.
 
 The search needs the environment's state: `wrappers.Searchable` adds it to the observation, under a
 key that networks do not see, and the environment to the specification. Only JAX environments can be
@@ -21,9 +21,12 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from agents import networks, options, planning, replay
+from agents import networks
 from agents.networks import encoders, heads
 from agents.networks import muzero as muzero_networks
+from agents.parts import options
+from agents.replay import replay
+from agents.search import planning
 from podracers import environment, errors, types
 
 
@@ -66,6 +69,11 @@ class AlphaZero(planning.SearchAgent):
     def buffer(self) -> replay.Replay:
         return replay.Replay.of(self, self.n_steps + 1)
 
+    def init_learner(self, key):
+        """Returns a learner without statistics of the states, which replay does not store."""
+        observation = environment.without_state(self.spec.observation)
+        return super().init_learner(key)._replace(normalizer=self.preprocess.init(observation))
+
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns `()`."""
         return ()
@@ -79,7 +87,7 @@ class AlphaZero(planning.SearchAgent):
         state = timestep.observation[environment.STATE]
         node = _Node(state, timestep.last(), root.value, root.prior_logits)
         mask = encoders.action_mask(timestep.observation)
-        temperature = 0.0 if evaluation else params.temperature
+        temperature = 0.0 if evaluation else params.exploration
         root = dataclasses.replace(root, embedding=node)
         plan = self._search.run(self._model(params), root, mask, temperature, key)
         return plan.action, actor_state, planning.Extras(plan.policy, plan.value)

@@ -25,8 +25,10 @@ import jax
 import jax.numpy as jnp
 import rlax
 
-from agents import exploration, networks, optimization, options, replay
+from agents import networks
 from agents.networks import encoders, heads, layers
+from agents.parts import exploration, optimization, options
+from agents.replay import replay
 from podracers import types
 
 
@@ -123,7 +125,7 @@ class DQN(replay.ReplayAgent, exploration.EpsilonGreedy):
 
     def loss(self, params, sample, context):
         """Returns the losses of the values of the chosen actions."""
-        timestep, action, _, _ = sample.rollout
+        timestep, action, *_ = sample.rollout
         tm1 = self.buffer.burn_in
         weight = (~timestep.last()[tm1]).astype(jnp.float32)  # [N] 0 where the action was ignored
         a_tm1 = action[tm1]
@@ -148,11 +150,12 @@ class DQN(replay.ReplayAgent, exploration.EpsilonGreedy):
             )
             priority = jnp.maximum(loss, 0.0)  # rounding makes some divergences negative
         metrics = {
-            "loss/total": types.Mean.of(sample.weight * loss, weight),
             "value/mean": types.Mean.of(qa_tm1, weight),
             "value/target": types.Mean.of(qa_tm1 + td_error, weight),
         }
-        return optimization.LossOutput(metrics, jnp.where(weight > 0.0, priority, -1.0))
+        loss = types.Mean.of(sample.weight * loss, weight)
+        priority = jnp.where(weight > 0.0, priority, -1.0)
+        return optimization.LossOutput(loss, metrics, priority, output_tm1)
 
     def _outputs(self, params, timestep, time, key):
         """Returns the network's outputs at times `[K, N]` of time steps `[T + 1, N]`.

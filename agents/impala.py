@@ -25,18 +25,18 @@ import jax.numpy as jnp
 import optax
 import rlax
 
-from agents import minibatches, optimization, options, policy, returns
 from agents.networks import encoders, popart
+from agents.parts import actor_critic, minibatches, optimization, options, returns
 from podracers import errors, types
 
 _OPTIMIZERS = ("adam", "rmsprop")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class IMPALA(policy.ActorCritic):
+class IMPALA(actor_critic.ActorCritic):
     """Importance-weighted actor-learner with V-trace targets.
 
-    `policy.ActorCritic` describes the options that are not listed here.
+    `actor_critic.ActorCritic` describes the options that are not listed here.
 
     Attributes:
       num_minibatches: gradient steps of each rollout, on a part of the streams each; every step
@@ -84,28 +84,17 @@ class IMPALA(policy.ActorCritic):
         """Takes `num_minibatches` gradient steps, on whole streams each."""
         learner = state.learner
         timestep = self._learning_inputs(learner.normalizer, rollout)
-        context = optimization.Context(optimization.agent_steps(learner.update, rollout))
-        learning_rate = self._optimizer.learning_rate_at(context.agent_steps)
-        loss = functools.partial(self.loss, context=context)
-
-        def minibatch_step(train_state, minibatch):
-            return self._optimizer.gradient_step(loss, train_state, minibatch, learning_rate)
-
         # Targets of the acting policy: those of the loss follow the parameters of each minibatch.
         values = jnp.concatenate([rollout.extras.value, rollout.extras.value[-1:]])
         target, _ = self.targets(timestep, values, jnp.zeros_like(rollout.extras.value))
         params = self._renormalized(learner.params, target, returns.weights(timestep))
-        train_state, output = jax.lax.scan(
-            minibatch_step,
-            learner.train_state._replace(params=params),
-            minibatches.over_streams(
-                (timestep, rollout.extras), rollout.actor_state.core, key, self.num_minibatches
-            ),
-        )
-        metrics = jax.tree.map(jnp.sum, output.metrics)
-        normalizer = self.preprocess.update_statistics(learner.normalizer, rollout.timestep)
-        learner = policy.Learner(train_state, normalizer, learner.update + 1)
-        return types.AgentState(learner, state.memory), metrics
+        steps, core = (timestep, rollout.extras), rollout.actor_state.core
+
+        def deal(key):
+            return minibatches.over_streams(steps, core, key, self.num_minibatches)
+
+        learner, metrics = self._learn_epochs(learner.with_params(params), deal, key[None])
+        return types.AgentState(learner.observe(rollout, self.preprocess), ()), metrics
 
     def targets(
         self, timestep: types.TimeStep, values: jax.Array, log_ratio: jax.Array
@@ -123,7 +112,7 @@ class IMPALA(policy.ActorCritic):
     def loss(
         self,
         params: types.PyTree,
-        minibatch: tuple[tuple[types.TimeStep, policy.Extras], Any],
+        minibatch: tuple[tuple[types.TimeStep, actor_critic.Extras], Any],
         context: optimization.Context,
     ) -> optimization.LossOutput:
         """Returns the loss of time steps `[T + 1, B]` and extras `[T, B]`, from cores `[B]` on."""
@@ -144,16 +133,14 @@ class IMPALA(policy.ActorCritic):
         entropy = head.entropy(outputs, mask)
         total = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=weight)
-        return optimization.LossOutput(
-            {
-                "loss/total": mean(total),
-                "loss/policy": mean(policy_loss),
-                "loss/value": mean(value_loss),
-                "policy/entropy": mean(entropy),
-                "policy/kl": mean(returns.kl_estimate(log_ratio)),
-                # Not the clipped fraction: on-policy, rounding would decide it.
-                "policy/rho": mean(jnp.minimum(jnp.exp(log_ratio), self.clip_rho)),
-                "value/mean": mean(values),
-                "value/target": mean(target),
-            }
-        )
+        metrics = {
+            "loss/policy": mean(policy_loss),
+            "loss/value": mean(value_loss),
+            "policy/entropy": mean(entropy),
+            "policy/kl": mean(returns.kl_estimate(log_ratio)),
+            # Not the clipped fraction: on-policy, rounding would decide it.
+            "policy/rho": mean(jnp.minimum(jnp.exp(log_ratio), self.clip_rho)),
+            "value/mean": mean(values),
+            "value/target": mean(target),
+        }
+        return optimization.LossOutput(mean(total), metrics, outputs=output)

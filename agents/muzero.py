@@ -2,9 +2,9 @@
 
 Schrittwieser et al., "Mastering Atari, Go, chess and shogi by planning with a learned model", 2020,
 https://arxiv.org/abs/1911.08265. Its search is either that of the paper or, by default, that of
-Gumbel MuZero, which needs few simulations; see `agents.tree_search`. Acting stores the results of
-its searches; `reanalyze` repeats the searches of replayed sequences (appendix H of the paper).
-`agents.planning` has the formula of the loss.
+Gumbel MuZero, which needs few simulations; see `agents.search.tree_search`. Acting stores the
+results of its searches; `reanalyze` repeats the searches of replayed sequences (appendix H of the
+paper). `agents.search.planning` has the formula of the loss.
 
 Axis legend: `T` time, `L` transitions of a sequence, `K` unrolled steps, `B` streams, `N` drawn
 sequences, `A` actions, `Z` atoms.
@@ -19,9 +19,12 @@ import jax.numpy as jnp
 import mctx
 import optax
 
-from agents import networks, optimization, options, planning, replay
+from agents import networks
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
+from agents.parts import optimization, options
+from agents.replay import replay
+from agents.search import planning
 from podracers import errors
 
 
@@ -88,7 +91,7 @@ class MuZero(planning.SearchAgent):
         latent, actor_state = self.net.representation.step(
             params.params["representation"], actor_state, timestep
         )
-        temperature = 0.0 if evaluation else params.temperature
+        temperature = 0.0 if evaluation else params.exploration
         extras, action = self._plan(params.params, latent, mask, temperature, key)
         return action, actor_state, extras
 

@@ -4,9 +4,10 @@ Schulman et al., "Proximal Policy Optimization Algorithms", 2017, https://arxiv.
 with generalised advantage estimation. Any action head, any network with or without memory.
 
 The loss of a step, with the ratio `r = π(a|s) / p(a|s)` of the learning and the proximal policy,
-the importance weight `ρ` of `policy.GeneralizedAdvantage` (where the newest policy acted, it is the
-proximal one, and `ρ` is 1), the normalised advantage `A`, and the target `G`, the raw advantage
-plus the value before the update (of the parameters that acted, or with a core of the newest ones):
+the importance weight `ρ` of `actor_critic.GeneralizedAdvantage` (where the newest policy acted, it
+is the proximal one, and `ρ` is 1), the normalised advantage `A`, and the target `G`, the raw
+advantage plus the value before the update (of the parameters that acted, or with a core of the
+newest ones):
 
     -ρ min(r A, clip(r, 1 - clip_epsilon, 1 + clip_epsilon) A)
       + value_cost (v(s) - G)² / 2 - entropy_cost H(π(·|s))
@@ -22,16 +23,17 @@ import jax
 import jax.numpy as jnp
 import rlax
 
-from agents import minibatches, networks, optimization, options, policy, returns
+from agents import networks
 from agents.networks import encoders, popart
+from agents.parts import actor_critic, minibatches, optimization, options, returns
 from podracers import parallel, types
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class PPO(policy.GeneralizedAdvantage, options.Adam):
+class PPO(actor_critic.GeneralizedAdvantage, options.Adam):
     """Proximal policy optimisation with generalised advantages.
 
-    `policy.GeneralizedAdvantage` describes the options that are not listed here.
+    `actor_critic.GeneralizedAdvantage` describes the options that are not listed here.
 
     Attributes:
       entropy_cost_final: end of its linear schedule over `anneal_steps`; None if constant.
@@ -78,39 +80,25 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         learner = state.learner
         timestep = self._learning_inputs(learner.normalizer, rollout)
         core, timestep = self.net.prepare(rollout.actor_state.core, timestep)
-        inputs = learner.params, learner.update, core, timestep, rollout.extras
-        extras, rho = self._proximal(*inputs)
+        extras, rho = self._proximal(learner.params, core, timestep, rollout)
         params, batch, metrics = self._batch(learner.params, core, timestep, extras, rho)
-        train_state = learner.train_state._replace(params=params)
-        context = optimization.Context(optimization.agent_steps(learner.update, rollout))
-        learning_rate = self._optimizer.learning_rate_at(context.agent_steps)
-        loss = functools.partial(self.loss, context=context)
+        learner = learner.with_params(params)
         deal = minibatches.dealer(self.net, batch, core, self.num_minibatches)
-
-        def minibatch_step(train_state, minibatch):
-            return self._optimizer.gradient_step(loss, train_state, minibatch, learning_rate)
-
-        def epoch(train_state, epoch_key):
-            return jax.lax.scan(minibatch_step, train_state, deal(epoch_key))
-
-        epoch_keys = jax.random.split(key, self.epochs)
-        train_state, output = jax.lax.scan(epoch, train_state, epoch_keys)
-        metrics = jax.tree.map(jnp.sum, metrics | output.metrics)
-        normalizer = self.preprocess.update_statistics(learner.normalizer, rollout.timestep)
+        learner, means = self._learn_epochs(learner, deal, jax.random.split(key, self.epochs))
+        learner = learner.observe(rollout, self.preprocess)
         normalizer, memory = self.preprocess.update_returns(
-            normalizer, state.memory, rollout.timestep
+            learner.normalizer, state.memory, rollout.timestep
         )
-        learner = policy.Learner(train_state, normalizer, learner.update + 1)
-        return types.AgentState(learner, memory), metrics
+        return types.AgentState(learner._replace(normalizer=normalizer), memory), metrics | means
 
     def _batch(
         self,
         params: types.PyTree,
         core: Any,
         timestep: types.TimeStep,
-        extras: policy.Extras,
+        extras: actor_critic.Extras,
         rho: jax.Array,
-    ) -> tuple[types.PyTree, policy.Batch, dict[str, types.Mean]]:
+    ) -> tuple[types.PyTree, actor_critic.Batch, dict[str, types.Mean]]:
         """Returns parameters that know the targets, the rollout with them, and their metrics."""
         if self.net.is_recurrent:
             values = networks.unroll_in_parts(self.net, params, core, timestep, lambda x: x.value)
@@ -132,12 +120,12 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         else:
             advantage /= popart.std(params)
         current = jax.tree.map(lambda x: x[:-1], timestep)
-        return params, policy.Batch(current, extras, advantage, target, weight, rho), metrics
+        return params, actor_critic.Batch(current, extras, advantage, target, weight, rho), metrics
 
     def loss(
         self,
         params: types.PyTree,
-        minibatch: tuple[policy.Batch, Any],
+        minibatch: tuple[actor_critic.Batch, Any],
         context: optimization.Context,
     ) -> optimization.LossOutput:
         """Returns the loss of a minibatch, which comes with the cores `[B, ...]` before it."""
@@ -169,14 +157,12 @@ class PPO(policy.GeneralizedAdvantage, options.Adam):
         total = policy_loss + self.value_cost * value_loss - entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=batch.weight)
         clipped = jnp.abs(jnp.exp(log_ratio) - 1.0) > clip_epsilon
-        return optimization.LossOutput(
-            {
-                "loss/total": mean(total),
-                "loss/policy": mean(policy_loss),
-                "loss/value": mean(value_loss),
-                "policy/entropy": mean(entropy),
-                "policy/kl": mean(kl),
-                "policy/clip_fraction": mean(clipped),
-                "policy/rho": mean(batch.rho),
-            }
-        )
+        metrics = {
+            "loss/policy": mean(policy_loss),
+            "loss/value": mean(value_loss),
+            "policy/entropy": mean(entropy),
+            "policy/kl": mean(kl),
+            "policy/clip_fraction": mean(clipped),
+            "policy/rho": mean(batch.rho),
+        }
+        return optimization.LossOutput(mean(total), metrics, outputs=output)

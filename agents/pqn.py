@@ -24,16 +24,9 @@ import jax.numpy as jnp
 import optax
 import rlax
 
-from agents import (
-    exploration,
-    inputs,
-    minibatches,
-    networks,
-    optimization,
-    options,
-    returns,
-)
+from agents import networks
 from agents.networks import encoders, layers
+from agents.parts import exploration, inputs, minibatches, optimization, options, returns
 from podracers import types
 
 _NORMALIZED = functools.partial(
@@ -79,15 +72,6 @@ class PQN(inputs.NetworkAgent, options.Learning, options.Adam, exploration.Epsil
     def _optimizer(self) -> optimization.Optimizer:
         return optimization.Optimizer.of(self, optax.scale_by_radam(eps=self.adam_epsilon))
 
-    def init_learner(self, key):
-        train_state = self._optimizer.init(self.init_params(key))
-        normalizer = self.preprocess.init(self.spec.observation)
-        return optimization.Learner.create(train_state, (), normalizer)
-
-    def restart(self, learner):
-        """Returns a fresh learner whose optimizer begins with its parameters; see `agent.Agent`."""
-        return learner._replace(train_state=self._optimizer.init(learner.params))
-
     def init_memory(self, rollout):
         """Returns `()`: rollouts are not stored."""
         return ()
@@ -111,21 +95,8 @@ class PQN(inputs.NetworkAgent, options.Learning, options.Adam, exploration.Epsil
         target = self.targets(timestep, values)
         current = jax.tree.map(lambda x: x[:-1], timestep)
         batch = _Batch(current, rollout.action, target, returns.weights(timestep))
-        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
-        loss = functools.partial(self.loss, context=learner.context)
         deal = minibatches.dealer(self.net, batch, core, self.num_minibatches)
-
-        def minibatch_step(learner, minibatch):
-            train_state, output = self._optimizer.gradient_step(
-                loss, learner.train_state, minibatch, learning_rate
-            )
-            return learner.step(train_state, ()), output.metrics
-
-        def epoch(learner, epoch_key):
-            return jax.lax.scan(minibatch_step, learner, deal(epoch_key))
-
-        learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.epochs))
-        metrics = jax.tree.map(jnp.sum, metrics)
+        learner, metrics = self._learn_epochs(learner, deal, jax.random.split(key, self.epochs))
         return types.AgentState(learner.observe(rollout, self.preprocess), ()), metrics
 
     def _values(self, params, core, timestep, extras):
@@ -154,10 +125,6 @@ class PQN(inputs.NetworkAgent, options.Learning, options.Adam, exploration.Epsil
         q_values, _ = self.net.unroll(params, core, batch.timestep)
         taken = layers.take(q_values, batch.action)
         mean = functools.partial(types.Mean.of, weights=batch.weight)
-        return optimization.LossOutput(
-            {
-                "loss/total": mean(rlax.l2_loss(taken, batch.target)),
-                "value/mean": mean(taken),
-                "value/target": mean(batch.target),
-            }
-        )
+        loss = mean(rlax.l2_loss(taken, batch.target))
+        metrics = {"value/mean": mean(taken), "value/target": mean(batch.target)}
+        return optimization.LossOutput(loss, metrics, outputs=q_values)

@@ -26,18 +26,10 @@ import jax
 import jax.numpy as jnp
 import rlax
 
-from agents import (
-    categorical,
-    exploration,
-    inputs,
-    networks,
-    optimization,
-    options,
-    policy,
-    replay,
-    returns,
-)
+from agents import networks
 from agents.networks import cores, encoders, heads, layers
+from agents.parts import categorical, exploration, inputs, optimization, options, returns
+from agents.replay import replay
 from podracers import errors, types
 
 _RECURRENT = functools.partial(networks.q_network, core=cores.LSTM(), dueling=True)
@@ -112,10 +104,6 @@ class R2D2(inputs.NetworkAgent, replay.ReplayAgent):
         state = super().init_actor(env_id, num_envs)
         return ActorState(state.core, state.action, epsilon)
 
-    def actor_params(self, learner):
-        """Returns the parameters, and the statistics of the observations."""
-        return policy.ActorParams(learner.params, learner.normalizer)
-
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Takes the best legal action, or with probability epsilon a random one."""
         timestep = self.preprocess.apply(params.normalizer, timestep)
@@ -144,13 +132,13 @@ class R2D2(inputs.NetworkAgent, replay.ReplayAgent):
         td_target = jax.lax.stop_gradient(self.targets(timestep, values))
         taken = layers.take(q_values[:-1], action)
         weight = returns.weights(timestep)
+        loss = types.Mean.of(sample.weight * rlax.l2_loss(taken, td_target), weight)
         metrics = {
-            "loss/total": types.Mean.of(sample.weight * rlax.l2_loss(taken, td_target), weight),
             "value/mean": types.Mean.of(categorical.signed_parabolic(taken), weight),
             "value/target": types.Mean.of(categorical.signed_parabolic(td_target), weight),
         }
         priority = replay.sequence_priority(td_target - taken, weight, self.priority_mix)
-        return optimization.LossOutput(metrics, priority)
+        return optimization.LossOutput(loss, metrics, priority, q_values)
 
     def _values(self, params: types.PyTree, sample: replay.Sample) -> jax.Array:
         """Returns rescaled values `[U + 1, N, A]`."""

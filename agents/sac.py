@@ -38,21 +38,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import inputs, networks, optimization, options, preprocessing, replay, returns
+from agents import networks
 from agents.networks import encoders
 from agents.networks import sac as sac_networks
+from agents.parts import inputs, optimization, options, preprocessing, returns
+from agents.replay import replay
 from podracers import types
 
 _PRIORITY_MIX = 0.9  # weight of the largest error of a sequence in its priority, as in R2D2
-
-
-class ActorParams(NamedTuple):
-    """The part of the learner that acting needs."""
-
-    policy: types.PyTree
-    encoder: types.PyTree
-    normalizer: Any
-    is_random: jax.Array  # bool, whether actions are still uniformly random
 
 
 class _PolicyInput(NamedTuple):
@@ -86,8 +79,9 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
         See `preprocessing.random_shifts`.
       policy_period: gradient steps between those of the policy and of the temperature; the critics
         take all of them. 2 in DrQ (Kostrikov et al., 2020, https://arxiv.org/abs/2004.13649).
-      greedy_evaluation: see `agents.options`; the most probable continuous action is the squashed
-        mean. By default True for continuous actions, as published, and False for discrete ones.
+      greedy_evaluation: see `agents.parts.options`; the most probable continuous action is the
+        squashed mean. By default True for continuous actions, as published, and False for discrete
+        ones.
     """
 
     network: Callable[..., sac_networks.SACNetwork] = sac_networks.sac_network
@@ -178,11 +172,12 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
 
     def actor_params(self, learner):
         """Returns the policy, its encoder, the statistics, and whether actions are random."""
-        params = learner.params
         # The part of the critics' parameters that `observe` and `encode` read.
-        encoder = {name: value for name, value in params.critic.items() if name == "encoder"}
+        critic = learner.params.critic
+        encoder = {name: value for name, value in critic.items() if name == "encoder"}
+        params = learner.params._replace(critic=encoder, log_temperature=())
         is_random = learner.agent_steps < self.random_steps
-        return ActorParams(params.policy, encoder, learner.normalizer, is_random)
+        return optimization.ActorParams(params, learner.normalizer, is_random)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples an action, or takes the mode (see `greedy_evaluation`)."""
@@ -191,9 +186,9 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
         timestep = self._step_inputs(actor_state, timestep)
         recurrent = self.net.is_recurrent
         core = actor_state.core if recurrent else actor_state
-        observation, core = self.net.observe(params.encoder, core, timestep)
-        features = self.net.encode(params.encoder, observation)
-        outputs = self.net.outputs(params.policy, features)
+        observation, core = self.net.observe(params.params.critic, core, timestep)
+        features = self.net.encode(params.params.critic, observation)
+        outputs = self.net.outputs(params.params.policy, features)
         if evaluation and self.greedy_evaluation:
             raw = self.action_head.mode(outputs, mask)
         else:
@@ -201,7 +196,7 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
         action = self.action_head.to_action(raw)
         if self.random_steps and not evaluation:
             random = self.action_head.random(mask, key)
-            action = jnp.where(params.is_random, random, action)
+            action = jnp.where(params.exploration, random, action)
         return action, self._next_state(core, action) if recurrent else core, ()
 
     def stored(self, rollout):
@@ -243,8 +238,8 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
         weight = returns.weights(timestep)[0]  # [R]
         importance = jnp.tile(sample.weight, self.buffer.learnt_states)
         mean = functools.partial(types.Mean.of, weights=weight)
+        total = mean(importance * (critic_loss + policy_loss + alpha_loss))
         metrics = {
-            "loss/total": mean(importance * (critic_loss + policy_loss + alpha_loss)),
             "loss/critic": mean(critic_loss),
             "loss/policy": mean(policy_loss),
             "policy/entropy": mean(expected.entropy),
@@ -257,7 +252,8 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
         mix = _PRIORITY_MIX if self.net.is_recurrent else 1.0
         priority = replay.sequence_priority(error, weight, mix)
         is_learnt = jnp.any(weight > 0.0, axis=0)
-        return optimization.LossOutput(metrics, jnp.where(is_learnt, priority, -1.0))
+        priority = jnp.where(is_learnt, priority, -1.0)
+        return optimization.LossOutput(total, metrics, priority, expected)
 
     def _policy_inputs(self, critic, timestep, sample) -> tuple[_PolicyInput, _PolicyInput]:
         """Returns both time steps of the transitions, with their memory under `critic`."""

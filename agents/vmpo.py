@@ -13,8 +13,8 @@ divergence `KL_k` of the policy from the target policy the multiplier `α_k` and
       + Σ_k (stop_gradient(α_k) KL_k + α_k (ε_k - stop_gradient(KL_k)))
 
 The mean is over the better half of the advantages, with the importance weights `ρ` of
-`policy.GeneralizedAdvantage`, which are 1 on-policy. There `ψ` is proportional to `ρ exp(A / η)`,
-elsewhere it is 0, and its mean over all steps is 1.
+`actor_critic.GeneralizedAdvantage`, which are 1 on-policy. There `ψ` is proportional to
+`ρ exp(A / η)`, elsewhere it is 0, and its mean over all steps is 1.
 
 Axis legend: `T` time, `B` streams of one device, `D` devices, `K` divergences.
 """
@@ -27,8 +27,9 @@ import jax
 import jax.numpy as jnp
 import rlax
 
-from agents import minibatches, networks, optimization, options, policy, returns
+from agents import networks
 from agents.networks import encoders, heads, popart
+from agents.parts import actor_critic, minibatches, optimization, options, returns
 from podracers import parallel, types
 
 _LOWEST_TEMPERATURE = 1e-8
@@ -44,14 +45,14 @@ class Params(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class VMPO(policy.GeneralizedAdvantage, options.Adam):
+class VMPO(actor_critic.GeneralizedAdvantage, options.Adam):
     """V-MPO with lambda-returns.
 
-    `policy.GeneralizedAdvantage` describes the options that are not listed here.
+    `actor_critic.GeneralizedAdvantage` describes the options that are not listed here.
 
     Attributes:
       num_minibatches: gradient steps of each pass over a rollout; each weights its own better half.
-      value_cost: see `policy.ActorCritic`; 1 in the paper, whose loss has the same half.
+      value_cost: see `actor_critic.ActorCritic`; 1 in the paper, whose loss has the same half.
       epochs: passes over each rollout; 1 in the paper.
       gae_lambda: trace parameter of the returns; 1 for the n-step returns of the paper.
       target_period: gradient steps between copies of the parameters to the target policy, which
@@ -91,22 +92,18 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
 
     _optimizer = functools.cached_property(optimization.adam_of)
 
-    def init_learner(self, key: jax.Array) -> optimization.Learner:
-        network = self.init_params(key)
+    def init_params(self, key: jax.Array) -> Params:
+        """Returns fresh parameters of the network and of the Lagrangian."""
         multipliers = jnp.full((len(self._bounds),), self.initial_multiplier, jnp.float32)
         log_temperature = jnp.log(jnp.float32(self.initial_temperature))
-        params = Params(network, log_temperature, jnp.log(multipliers))
-        normalizer = self.preprocess.init(self.spec.observation)
-        train_state = self._optimizer.init(params)
-        return optimization.Learner.create(train_state, network, normalizer)
+        return Params(super().init_params(key), log_temperature, jnp.log(multipliers))
 
-    def restart(self, learner: optimization.Learner) -> optimization.Learner:
-        target = jax.tree.map(jnp.copy, learner.params.network)
-        return super().restart(learner)._replace(target=target)
+    def target_params(self, params: Params) -> types.PyTree:
+        return params.network
 
-    def actor_params(self, learner: optimization.Learner) -> policy.ActorParams:
+    def actor_params(self, learner: optimization.Learner) -> optimization.ActorParams:
         """Returns the target network and the statistics of the observations."""
-        return policy.ActorParams(learner.target, learner.normalizer, learner.update)
+        return optimization.ActorParams(learner.target, learner.normalizer)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
@@ -120,32 +117,19 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
         target, advantage = self.targets(timestep, values)
         current, weight = jax.tree.map(lambda x: x[:-1], timestep), returns.weights(timestep)
         # The target policy is the proximal one.
-        inputs = learner.target, learner.update, core, timestep, rollout.extras
-        extras, rho = self._proximal(*inputs)
-        batch = policy.Batch(current, extras, advantage, target, weight, rho)
+        extras, rho = self._proximal(learner.target, core, timestep, rollout)
+        batch = actor_critic.Batch(current, extras, advantage, target, weight, rho)
         network = self._renormalized(learner.params.network, target, weight)
-        params = learner.params._replace(network=network)
-        learner = learner._replace(train_state=learner.train_state._replace(params=params))
-        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+        learner = learner.with_params(learner.params._replace(network=network))
         deal = minibatches.dealer(self.net, batch, core, self.num_minibatches)
-
-        def minibatch_step(learner, minibatch):
-            loss = functools.partial(self.loss, context=learner.context)
-            train_state, output = self._optimizer.gradient_step(
-                loss, learner.train_state, minibatch, learning_rate
-            )
-            learner = learner.step(train_state, train_state.params.network, self.target_period)
-            return learner, output.metrics
-
-        def epoch(learner, epoch_key):
-            return jax.lax.scan(minibatch_step, learner, deal(epoch_key))
-
-        learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.epochs))
-        metrics = jax.tree.map(jnp.sum, metrics)
+        learner, metrics = self._learn_epochs(learner, deal, jax.random.split(key, self.epochs))
         return types.AgentState(learner.observe(rollout, self.preprocess), ()), metrics
 
     def loss(
-        self, params: Params, minibatch: tuple[policy.Batch, Any], context: optimization.Context
+        self,
+        params: Params,
+        minibatch: tuple[actor_critic.Batch, Any],
+        context: optimization.Context,
     ) -> optimization.LossOutput:
         """Returns the loss of a minibatch, which comes with the cores `[B, ...]` before it."""
         batch, core = minibatch
@@ -177,7 +161,7 @@ class VMPO(policy.GeneralizedAdvantage, options.Adam):
             total += penalty + alpha * (bound - jax.lax.stop_gradient(kl))
             metrics[f"policy/kl{name}"] = mean(kl)
             metrics[f"policy/kl_multiplier{name}"] = types.Mean.of(alpha)
-        return optimization.LossOutput(metrics | {"loss/total": mean(total)})
+        return optimization.LossOutput(mean(total), metrics, outputs=output)
 
 
 def best_half(

@@ -74,7 +74,7 @@ def check_agent(
     name = f"agent {errors.path_of(agent)}"
     if missing := contract.missing_members(agent, agent_lib.Agent):
         raise errors.UserError(f"{name} has no {', '.join(missing)}")
-    devices = next((each for each in (jax.devices(), jax.devices("cpu")) if len(each) > 1), None)
+    devices = next((group for group in (jax.devices(), jax.devices("cpu")) if len(group) > 1), None)
     if devices is None:
         raise errors.UserError(
             f"{name}: the check needs two devices; for fake ones set "

@@ -95,6 +95,7 @@ def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None
         return
     for name, parameter in inspect.signature(part_type).parameters.items():
         value = arguments[name] if arguments else getattr(part, name, parameter.default)
+        value = _unwrapped(value)
         hint = hints.get(name, Any)
         hint = hint.type if isinstance(hint, dataclasses.InitVar) else hint
         if value is not parameter.default and not _fits(value, hint):
@@ -108,19 +109,20 @@ def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None
                 of = "class" if isinstance(value, type) else "function"
                 got = f"the {of} {path_of(value)}"
                 options = typing.get_args(hint) or (hint,)
-                if any(getattr(each, "__module__", "builtins") != "builtins" for each in options):
+                if any(getattr(item, "__module__", "builtins") != "builtins" for item in options):
                     got += f"; write `@{value.__name__}()`, with parentheses"
             elif kind.startswith("Callable") and not isinstance(value, _LITERALS):
                 part_name = type(value).__name__
                 got = f"an instance of {path_of(value)}; write `@{part_name}`, without parentheses"
             raise UserError(f"{part_type.__name__}.{name}: expected {kind}, got {got}")
-        for each in value if isinstance(value, tuple | list) else (value,):
-            if dataclasses.is_dataclass(each) and not isinstance(each, type):
-                require_types(each)
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if dataclasses.is_dataclass(item) and not isinstance(item, type):
+                require_types(item)
 
 
 def _fits(value: Any, hint: Any) -> bool:
     """Returns whether a literal or a class may stand where `hint` does."""
+    value = _unwrapped(value)
     kind, items = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
         return any(_fits(value, option) for option in items)
@@ -136,7 +138,7 @@ def _fits(value: Any, hint: Any) -> bool:
             len(items) == len(value) and all(map(_fits, value, items))
         )
     if isinstance(value, dict) and kind in (dict, collections.abc.Mapping) and items:
-        return all(_fits(key, items[0]) and _fits(each, items[1]) for key, each in value.items())
+        return all(_fits(key, items[0]) and _fits(item, items[1]) for key, item in value.items())
     is_class = isinstance(kind, type) and kind is not Any and not typing.is_typeddict(kind)
     # Arrays may stand for numbers, and paths for strings.
     is_similar = hasattr(value, "dtype") or isinstance(value, os.PathLike)
@@ -145,6 +147,29 @@ def _fits(value: Any, hint: Any) -> bool:
     )
     fits = is_class and not getattr(kind, "_is_protocol", False) and isinstance(value, kind)
     return fits or not (is_class and is_checked)
+
+
+def _unwrapped(value: Any) -> Any:
+    """Returns the class or the function of a configured part, a `functools.partial` of it."""
+    return inspect.unwrap(value) if isinstance(value, functools.partial) else value
+
+
+def refuse_bound(function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+    """Raises a `UserError` for an option of a configured part that its caller passes itself.
+
+    Args:
+      function: a part; options of a `functools.partial` are bound.
+      *arguments: positional arguments of the call.
+      **named: its other arguments.
+    """
+    if isinstance(function, functools.partial) and function.keywords:
+        passed = inspect.signature(function.func).bind_partial(*arguments, **named).arguments
+        if names := passed.keys() & function.keywords.keys():
+            path = path_of(function)
+            raise UserError(
+                f"nothing uses '{path.rpartition('.')[2]}.{min(names)}': the caller of {path} "
+                "passes this argument"
+            )
 
 
 def is_function(value: object) -> TypeIs[Callable[..., Any]]:
@@ -196,7 +221,7 @@ def is_library(file: str) -> bool:
 def nearest_multiples(number: int, unit: int) -> str:
     """Returns the positive multiples of `unit` next to a number, as `"4 or 8"`."""
     lower = number // unit * unit
-    return " or ".join(str(each) for each in (lower, lower + unit) if each)
+    return " or ".join(str(multiple) for multiple in (lower, lower + unit) if multiple)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -206,11 +231,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
       `"; did you mean 'a' or 'b'?"`; or `"; known: a, b, c"` where none is near and few are known.
       Of many, those that contain `name` count as near.
     """
-    name, lower = name.lower(), {each.lower(): each for each in sorted(known)}
-    without_prefix = [each for each in lower if each.endswith(f"/{name}")]
+    name, lower = name.lower(), {candidate.lower(): candidate for candidate in sorted(known)}
+    without_prefix = [candidate for candidate in lower if candidate.endswith(f"/{name}")]
     close = [*dict.fromkeys([*without_prefix, *difflib.get_close_matches(name, lower)])][:3]
     if not close and len(lower) <= 30:
         return "; known: " + ", ".join(lower.values()) if lower else ""
-    close = close or [each for each in lower if name in each][:3]
-    names = " or ".join(f"'{lower[each]}'" for each in close)
+    close = close or [candidate for candidate in lower if name in candidate][:3]
+    names = " or ".join(f"'{lower[candidate]}'" for candidate in close)
     return f"; did you mean {names}?" if names else ""

@@ -54,7 +54,7 @@ class Episodes(NamedTuple):
     def means(self) -> dict[str, np.ndarray]:
         """Returns the means of return, length and each metric by name, of each member."""
         values = {"return": self.returns, "length": self.lengths, **self.metrics}
-        return {name: np.mean(each, axis=-1) for name, each in values.items()}
+        return {name: np.mean(array, axis=-1) for name, array in values.items()}
 
     def standard_error(self) -> float:
         """Returns the standard error of the mean return, over members if any, else episodes."""
@@ -97,7 +97,7 @@ class Evaluation(NamedTuple):
     @property
     def num_steps(self) -> int:
         """Agent steps of all episodes."""
-        return sum(int(np.sum(each.lengths)) for each in self.by_prefix().values())
+        return sum(int(np.sum(episodes.lengths)) for episodes in self.by_prefix().values())
 
     def by_prefix(self) -> dict[str, Episodes]:
         """Returns both by the prefix of the names of their metrics."""
@@ -157,7 +157,7 @@ class Evaluator:
           pipeline.WorkerError: a simulator hangs.
         """
         index, count = share
-        first, end = (self.count * each // count for each in (index, index + 1))
+        first, end = (self.count * part // count for part in (index, index + 1))
         env_id = np.arange(first, end, dtype=np.int32)
         if not env_id.size:
             return self._unplayed((self.population, 0) if self.population > 1 else (0,))
@@ -342,8 +342,8 @@ def play_together(
     if not messages or not all(messages):
         return None
     # No pickle: any program that reaches the port may have sent it.
-    parts = [np.load(io.BytesIO(each), allow_pickle=False).values() for each in messages]
-    leaves = [np.concatenate(each, axis=-1) for each in zip(*parts, strict=True)]
+    parts = [np.load(io.BytesIO(message), allow_pickle=False).values() for message in messages]
+    leaves = [np.concatenate(leaf, axis=-1) for leaf in zip(*parts, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(played), leaves)
 
 

@@ -1,4 +1,4 @@
-"""Devices and their mesh of one axis, sums over devices, gradient steps, and numbers of bytes.
+"""Devices and their mesh of one axis, sums over devices, and numbers of bytes.
 
 Losses are means over the GLOBAL batch: totals and counts are added over devices, then divided.
 """
@@ -15,7 +15,6 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from podracers import errors, trees, types
 
@@ -150,42 +149,6 @@ def global_mean(mean: types.Mean) -> types.PyTree:
     return jax.tree.map(lambda x: (x / jnp.maximum(count, 1.0)).astype(x.dtype), total)
 
 
-def gradient_step(
-    loss: Callable[[types.PyTree], tuple[types.Mean, Any]],
-    params: types.PyTree,
-    optimizer_state: optax.OptState,
-    optimizer: optax.GradientTransformation,
-    learning_rate: jax.Array | float = 1.0,
-) -> tuple[types.PyTree, optax.OptState, jax.Array, Any]:
-    """Takes one step along the gradient of the global loss.
-
-    Args:
-      loss: a function of the parameters that returns the mean loss over this device's part of the
-        batch, whose count does not depend on the parameters, and an auxiliary value.
-      params: equal on all devices.
-      optimizer_state: equal on all devices.
-      optimizer: an optax transformation that does NOT contain the learning rate; clipping by global
-        norm inside it sees the gradient of the global batch.
-      learning_rate: a scalar that may be traced.
-
-    Returns:
-      `(params, optimizer_state, gradient_norm, auxiliary)`; the norm is of the global gradient,
-      before any clipping.
-    """
-
-    def total(params: types.PyTree) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-        mean, auxiliary = loss(params)
-        return mean.total, (mean.count, auxiliary)
-
-    with jax.named_scope("gradient"):
-        gradient, (count, auxiliary) = jax.grad(total, has_aux=True)(params)
-    # One sum for both: a gradient that waits for the global count costs a second all-reduce.
-    gradient = global_mean(types.Mean(gradient, count))
-    updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
-    params = jax.tree.map(lambda p, u: (p - learning_rate * u).astype(p.dtype), params, updates)
-    return params, optimizer_state, optax.tree.norm(gradient), auxiliary
-
-
 def unequal_replicas(tree: types.PyTree) -> str | None:
     """Returns a line on replicated leaves whose copies differ between devices, or None.
 
@@ -211,7 +174,7 @@ def unequal_replicas(tree: types.PyTree) -> str | None:
     others = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
     return (
         f"copies of '{paths[0]}'{others} differ between devices: update must sum gradients and "
-        "statistics over them, with parallel.gradient_step or parallel.global_mean"
+        "statistics over them, with parallel.global_mean"
     )
 
 

@@ -21,32 +21,32 @@ _NAME = "Anakin.population_values"
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-def by_option(agent: agent_lib.Agent, population: int, given: Any) -> Values:
+def by_option(agent: agent_lib.Agent, population: int, numbers: Any) -> Values:
     """Checks the values that a user gave, and returns one value for each member.
 
     Args:
       agent: the agent, whose other options all members share.
       population: `P`.
-      given: numbers by option, called `learning_rate`, `PPO.learning_rate` or
+      numbers: numbers by option, called `learning_rate`, `PPO.learning_rate` or
         `ppo.PPO.learning_rate`; fewer than `P` are repeated in turn, if they divide it.
 
     Raises:
       errors.UserError: there is no such option, it is no float, the agent refuses a value, or the
         numbers do not fit the population.
     """
-    if not isinstance(given, Mapping):
+    if not isinstance(numbers, Mapping):
         raise errors.UserError(
             f"{_NAME}: expected numbers by option, such as {{'learning_rate': (1e-4, 1e-3)}}, got "
-            f"{given!r}"
+            f"{numbers!r}"
         )
-    if given and population == 1:
+    if numbers and population == 1:
         raise errors.UserError(f"{_NAME}: expected Anakin.population to be more than 1, got 1")
     agent_name = type(agent).__name__
     # The name of a base class stands for it, as in gin.
     prefixes = {"", *(base.__name__ for base in type(agent).__mro__)}
-    floats = {each.name for each in dataclasses.fields(agent) if "float" in str(each.type)}
+    floats = {field.name for field in dataclasses.fields(agent) if "float" in str(field.type)}
     values: dict[str, tuple[float, ...]] = {}
-    for name, items in given.items():
+    for name, items in numbers.items():
         prefix, _, option = str(name).rpartition(".")
         if option not in floats or prefix.rpartition(".")[2] not in prefixes:
             raise errors.UserError(
@@ -77,13 +77,13 @@ def with_options(agent: Policy, options: Mapping[str, Any]) -> Policy:
 
 def arrays(values: Values) -> dict[str, np.ndarray]:
     """Returns the values as float32 arrays `[P]`, to be mapped over."""
-    return {name: np.asarray(each, np.float32) for name, each in values.items()}
+    return {name: np.asarray(numbers, np.float32) for name, numbers in values.items()}
 
 
 def described(values: Values, index: int) -> str:
     """Returns a phrase for messages, ` (learning_rate = 0.001)`; empty without values."""
-    own = ", ".join(f"{name} = {x:g}" for name, x in _of_member(values, index).items())
-    return f" ({own})" if own else ""
+    options = ", ".join(f"{name} = {x:g}" for name, x in _of_member(values, index).items())
+    return f" ({options})" if options else ""
 
 
 def rows(
@@ -98,7 +98,7 @@ def rows(
 
 
 def _of_member(values: Values, index: int) -> dict[str, float]:
-    return {name: each[index] for name, each in values.items()}
+    return {name: numbers[index] for name, numbers in values.items()}
 
 
 def _is_number(value: Any) -> bool:

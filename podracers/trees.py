@@ -32,24 +32,24 @@ def arranged(tree: types.PyTree, like: types.PyTree) -> types.PyTree:
 
     Leaves that the tree lacks are zeros.
     """
-    found = leaves(tree)
+    by_name = leaves(tree)
 
     def leaf_at(path: tuple, like: Any) -> Any:
-        known = name(path) in found
-        return found[name(path)] if known else jnp.zeros(like.shape, like.dtype)
+        known = name(path) in by_name
+        return by_name[name(path)] if known else jnp.zeros(like.shape, like.dtype)
 
     return jax.tree_util.tree_map_with_path(leaf_at, like)
 
 
-def differences(found: list[list[Any]], expected: list[list[Any]]) -> list[str]:
+def differences(actual: list[list[Any]], expected: list[list[Any]]) -> list[str]:
     """Returns a phrase on each leaf in which two structures differ."""
-    found_leaves, expected_leaves = (
+    actual_leaves, expected_leaves = (
         {path: f"{dtype}{shape}" for path, shape, dtype in structure}
-        for structure in (found, expected)
+        for structure in (actual, expected)
     )
     return [
         f"leaf '{path}': expected {expected_leaves.get(path, 'none')}, "
-        f"got {found_leaves.get(path, 'none')}"
-        for path in {**expected_leaves, **found_leaves}
-        if found_leaves.get(path) != expected_leaves.get(path)
+        f"got {actual_leaves.get(path, 'none')}"
+        for path in {**expected_leaves, **actual_leaves}
+        if actual_leaves.get(path) != expected_leaves.get(path)
     ]

@@ -148,6 +148,7 @@ class Rollout(NamedTuple):
     action: PyTree  # [T, B, ...] as the environment received it
     extras: PyTree  # [T, B, ...] further outputs of `act`: logits, values, search policies
     actor_state: PyTree  # [B, ...] before the action at t = 0
+    age: PyTree = ()  # int32 [B], updates that the acting parameters were behind; () if always 0
 
 
 class AgentState(NamedTuple):

@@ -31,7 +31,7 @@ GROUPS = {
     "device": tuple(f"device_{piece}" for piece in device.PIECES),
 }
 _OTHERS = ("catch", "sebulba_impala", "lpg", "costs", "cores", "peers", "entered")
-NAMES = (*_OTHERS, *(name for own in GROUPS.values() for name in own))
+NAMES = (*_OTHERS, *(name for group in GROUPS.values() for name in group))
 # Only where they are named: they are long, or require more packages.
 _NAMED = ("costs", "cores", "peers", "entered", *GROUPS["tpu"], *GROUPS["device"])
 
@@ -39,28 +39,28 @@ _NAMED = ("costs", "cores", "peers", "entered", *GROUPS["tpu"], *GROUPS["device"
 def _measure(name: str, o: argparse.Namespace) -> records.Result:
     """Returns the result of one benchmark, with the options of the command line."""
     kind, _, part = name.partition("_")
-    own = o.repeats, o.gin_bindings
+    common = o.repeats, o.gin_bindings
     benchmarks = {
         "costs": lambda: tpu_estimates.benchmark_costs(o.devices, o.price[0], o.price[1], o.libtpu),
         "cores": lambda: tpu_estimates.benchmark_cores(o.repeats, o.libtpu),
         "peers": lambda: peers.benchmark(o.peers, o.repeats),
         "entered": entered.benchmark,
-        "lpg": lambda: agent_speed.benchmark_lpg(*own),
+        "lpg": lambda: agent_speed.benchmark_lpg(*common),
         "catch": lambda: ppo_speed.benchmark_batches(name, o.repeats, ppo_speed.BATCHES),
-        "sebulba_impala": lambda: sebulba_speed.benchmark_learning(*own),
-        "device": lambda: device.benchmark(part, *own),
+        "sebulba_impala": lambda: sebulba_speed.benchmark_learning(*common),
+        "device": lambda: device.benchmark(part, *common),
         "tpu": lambda: tpu_estimates.benchmark_agent(part, o.devices, o.gin_bindings, o.libtpu),
-        **{agent: lambda: agent_speed.benchmark_agent(name, *own) for agent in GROUPS["replay"]},
+        **{agent: lambda: agent_speed.benchmark_agent(name, *common) for agent in GROUPS["replay"]},
     }
     return benchmarks[name if name in benchmarks else kind]()
 
 
 def _price(text: str) -> tuple[float, str]:
     """Returns dollars and the date of a price."""
-    found = re.fullmatch(r"(\d+\.?\d*)@(.+)", text)
-    if not found:
+    match = re.fullmatch(r"(\d+\.?\d*)@(.+)", text)
+    if not match:
         raise argparse.ArgumentTypeError(f"expected DOLLARS@DATE, got '{text}'")
-    return float(found[1]), found[2]
+    return float(match[1]), match[2]
 
 
 def main() -> int:

@@ -47,11 +47,11 @@ def main() -> int:
     runners: dict[str, list[training_process.Run]] = {}
     for run in runs:
         runners.setdefault(run.label, []).append(run)
-    given = {name: value for name, value in vars(options).items() if value}
-    found = write(runners, given, output / "comparison.json")
+    chosen = {name: value for name, value in vars(options).items() if value}
+    columns = write(runners, chosen, output / "comparison.json")
     page = plotting.page([panel(runners)], _METRIC, plotting.COLUMNS)
     plotting.save(page, output / "comparison.png")
-    print(table(found))
+    print(table(columns))
     print(f"{output / 'comparison.png'}\n{output / 'comparison.json'}")
     return 0
 
@@ -102,22 +102,22 @@ def numbers(summaries: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     Means are over seeds, times in seconds, rates in agent steps/s. `steps_per_second` leaves out
     compilation, `wall_time_s` includes it and evaluations.
     """
-    found = [each["evaluation"] for each in summaries]
-    returns = [x for e in found for x in e.get("return_by_seed", {"": e["return"]}).values()]
+    evaluations = [summary["evaluation"] for summary in summaries]
+    returns = [x for e in evaluations for x in e.get("return_by_seed", {"": e["return"]}).values()]
     sample = aggregates.Sample.of(returns)
-    made: dict[str, float | None] = {"final_return": sample.mean, "seeds": sample.runs}
-    made["standard_error"] = sample.standard_error if sample.runs > 1 else None
+    column: dict[str, float | None] = {"final_return": sample.mean, "seeds": sample.runs}
+    column["standard_error"] = sample.standard_error if sample.runs > 1 else None
     for name in ("random_policy_return", "steps_per_second", "wall_time_s", "first_dispatch_s"):
-        known = [each[name] for each in summaries if each[name] is not None]
-        made[name] = float(np.mean(known)) if known else None
-    return made
+        known = [summary[name] for summary in summaries if summary[name] is not None]
+        column[name] = float(np.mean(known)) if known else None
+    return column
 
 
-def table(found: Mapping[str, dict[str, float | None]]) -> str:
+def table(columns: Mapping[str, dict[str, float | None]]) -> str:
     """Returns a column of numbers for each runner, for the terminal."""
-    rows = [("runner", *found)]
-    for name in next(iter(found.values())):
-        values = [row[name] for row in found.values()]
+    rows = [("runner", *columns)]
+    for name in next(iter(columns.values())):
+        values = [row[name] for row in columns.values()]
         cells = ("-" if x is None else f"{x:,.2f}".removesuffix(".00") for x in values)
         rows.append((name.replace("_", " "), *cells))
     return command_line.table(rows)
@@ -125,13 +125,13 @@ def table(found: Mapping[str, dict[str, float | None]]) -> str:
 
 def panel(runners: Runners) -> plotting.Panel:
     """Returns a curve for each runner that finished an episode."""
-    found, runs = collections.defaultdict(list), []
-    for label, run in ((label, run) for label, own in runners.items() for run in own):
+    seeds, runs = collections.defaultdict(list), []
+    for label, run in ((label, run) for label, group in runners.items() for run in group):
         runs += (members := curves.read(str(run.directory.path)))
         name = f"{members[0].values['Experiment.agent']}, {label}"
-        found[name] += filter(len, (curves.curve(each, _METRIC) for each in members))
+        seeds[name] += filter(len, (curves.curve(member, _METRIC) for member in members))
     title = " and ".join(dict.fromkeys(run.environment for run in runs))
-    drawn = {name: own for name, own in found.items() if own}
+    drawn = {name: points for name, points in seeds.items() if points}
     return plotting.Panel(title, drawn, curves.levels(runs))
 
 
@@ -139,19 +139,19 @@ def write(
     runners: Runners, options: Mapping[str, Any], path: pathlib.Path
 ) -> dict[str, dict[str, float | None]]:
     """Writes all numbers and summaries as JSON, and returns the numbers by runner."""
-    found, runs = {}, []
-    for label, own in runners.items():
-        summaries = [run.directory.read_summary() for run in own]
-        found[label] = numbers(summaries)
-        for run, summary in zip(own, summaries):
-            made = {"runner": label, "seed": run.seed, "run_dir": str(run.directory.path)}
-            words = ["scripts/train.py", *run.arguments, "--run_dir", made["run_dir"]]
-            runs.append(made | {"command": shlex.join(["python", *words]), "summary": summary})
+    columns, runs = {}, []
+    for label, group in runners.items():
+        summaries = [run.directory.read_summary() for run in group]
+        columns[label] = numbers(summaries)
+        for run, summary in zip(group, summaries):
+            entry = {"runner": label, "seed": run.seed, "run_dir": str(run.directory.path)}
+            words = ["scripts/train.py", *run.arguments, "--run_dir", entry["run_dir"]]
+            runs.append(entry | {"command": shlex.join(["python", *words]), "summary": summary})
     provenance = ("commit", "versions", "device", "platform", "host_cores", "cpu")
     shared = {name: runs[0]["summary"].get(name) for name in provenance}  # see each run's summary
-    values = {"options": dict(options), **shared, "runners": found, "runs": runs}
+    values = {"options": dict(options), **shared, "runners": columns, "runs": runs}
     markdown.write(path, json.dumps(values, indent=1) + "\n")
-    return found
+    return columns
 
 
 command = functools.partial(command_line.run, main)

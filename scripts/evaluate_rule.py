@@ -38,16 +38,16 @@ def main() -> int:
         return 0
     files = options.gin_file or [f"{options.run_dir[0]}/config.gin"]
     experiments = [experiment.load([file], options.gin_bindings) for file in files]
-    lifetimes = [each.build().environment for each in experiments]
+    lifetimes = [settings.build().environment for settings in experiments]
     tasks = []
-    for file, each in zip(files, lifetimes):
-        tasks += rules.evaluate(agent, loaded, file, each, options.lifetimes)
+    for file, environment in zip(files, lifetimes):
+        tasks += rules.evaluate(agent, loaded, file, environment, options.lifetimes)
     steps, names = lifetimes[0].spec.max_episode_steps, [rule.name for rule in loaded]
     command = shlex.join(sys.argv[1:])
-    found = rules.Evaluation(command, names, options.lifetimes, steps, tasks)
-    print(rules.table(found), end="")
+    evaluation = rules.Evaluation(command, names, options.lifetimes, steps, tasks)
+    print(rules.table(evaluation), end="")
     if options.json:
-        rules.write(found, options.json)
+        rules.write(evaluation, options.json)
     return 0
 
 

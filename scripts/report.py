@@ -42,8 +42,8 @@ def update(root: pathlib.Path = ROOT, write: bool = True) -> list[pathlib.Path]:
     pictures = {generated / path: panels[name] for name, path in names.items()}
     pictures[docs / "learning_curves.png"] = plotting.suite(rows[name] for name in tables.PICTURE)
     rule_files = sorted((generated / "rules").glob("*.json"))
-    of_rules, made = docs / "meta_learning.md", {x.stem: rules.read(x) for x in rule_files}
-    rule_tables = {name: rules.table(found) for name, found in made.items()}
+    of_rules, evaluations = docs / "meta_learning.md", {x.stem: rules.read(x) for x in rule_files}
+    rule_tables = {name: rules.table(evaluation) for name, evaluation in evaluations.items()}
     pages = {
         generated / "results.md": tables.page(rows, names),
         generated / "benchmarks.md": records.page(generated / "benchmarks"),

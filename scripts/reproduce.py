@@ -36,15 +36,15 @@ def main() -> int:
     """Parses the command line, trains the missing runs, and compares or records them."""
     options = _parse()
     rows = results.read(options.results)
-    found = results.find(rows, options.experiment, options.runner, options.suite)
+    selected = results.find(rows, options.experiment, options.runner, options.suite)
     if options.list:
-        print(reproduction.listing(found))
+        print(reproduction.listing(selected))
         return 0
     if options.suite:
         if options.record:
             raise errors.UserError("--suite: expected no --record; runs are recorded")
         output = pathlib.Path(options.out or f"runs/suite-{options.suite}")
-        missing = reproduction.missing(found, options.seeds or _SEEDS, output)
+        missing = reproduction.missing(selected, options.seeds or _SEEDS, output)
 
         def record(run: training_process.Run) -> None:
             new = reproduction.finished(run)
@@ -58,7 +58,7 @@ def main() -> int:
         return 0 if done else errors.RunFailure.exit_code
     if options.experiment is None:
         raise errors.UserError("expected an experiment; --list prints them")
-    return _reproduce(found[0], options)
+    return _reproduce(selected[0], options)
 
 
 def _reproduce(row: results.Row, options: argparse.Namespace) -> int:
@@ -78,8 +78,8 @@ def _reproduce(row: results.Row, options: argparse.Namespace) -> int:
     print(verdict)
     if not options.record:
         return errors.RunFailure.exit_code if differs else 0
-    made = {"runs": new, "note": ""}  # the remark was about the old runs
-    results.update(row.name, lambda old: dataclasses.replace(old, **made), options.results)
+    changes = {"runs": new, "note": ""}  # the remark was about the old runs
+    results.update(row.name, lambda old: dataclasses.replace(old, **changes), options.results)
     _update_pages(options.results)
     return 0
 

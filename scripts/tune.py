@@ -21,6 +21,7 @@ import argparse
 import dataclasses
 import datetime
 import functools
+import inspect
 import shlex
 import signal
 import sys
@@ -36,7 +37,7 @@ from podracers.training import experiment
 def main() -> int:
     """Parses the command line, searches, and writes the file."""
     options = _parse()
-    runner = experiment.load(options.gin_file, options.gin_bindings).runner_class()
+    runner = inspect.unwrap(experiment.load(options.gin_file, options.gin_bindings).runner_class())
     assert isinstance(runner, type)
     assert dataclasses.is_dataclass(runner)
     fields = [field.name for field in dataclasses.fields(runner)]
@@ -44,29 +45,29 @@ def main() -> int:
     name = f"{runner.__module__}.{runner.__qualname__}"
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     with tempfile.TemporaryDirectory(prefix="tune-") as cache:  # each program compiles once
-        found, facts = search.run(options, name, choices, cache)
-    markdown.write(options.out, _file(found, facts, runner))
-    print("\n".join([*found.verdict(), f"{options.out}: add it after the experiment"]))
+        result, facts = search.run(options, name, choices, cache)
+    markdown.write(options.out, _file(result, facts, runner))
+    print("\n".join([*result.verdict(), f"{options.out}: add it after the experiment"]))
     return 0
 
 
-def _file(found: search.Search, facts: trial.Facts, runner: type) -> str:
+def _file(result: search.Search, facts: trial.Facts, runner: type) -> str:
     """Returns the .gin file of the chosen settings, with the measurements in comments."""
-    made = facts.provenance
+    record = facts.provenance
     lines = [
         f"Made by: {shlex.join(['podracers-tune', *sys.argv[1:]])}",
-        f"{datetime.datetime.now():%Y-%m-%d %H:%M}, {made['device']}, {facts.num_cores} cores, jax "
-        f" {made['versions'].get('jax')}, commit {made['commit']}",
+        f"{datetime.datetime.now():%Y-%m-%d %H:%M}, {record['device']}, {facts.num_cores} cores, "
+        f"jax {record['versions'].get('jax')}, commit {record['commit']}",
         "For this experiment on this machine; add it after the experiment's own file.",
         "num_envs and rollout_length: other values change learning, and periods.",
     ]
-    for settings, outcome in found.measured:
-        lines.append(f"  {search.describe(settings, found.start)}: {outcome.text}")
-    wrapped = [part for line in [*lines, *found.verdict()] for part in textwrap.wrap(line, 98)]
+    for settings, outcome in result.measured:
+        lines.append(f"  {search.describe(settings, result.start)}: {outcome.text}")
+    wrapped = [part for line in [*lines, *result.verdict()] for part in textwrap.wrap(line, 98)]
     package, _, module = runner.__module__.rpartition(".")
     text = "".join(f"# {line}\n" for line in wrapped)
     text += f"from __gin__ import dynamic_registration\n\nfrom {package} import {module}\n\n"
-    for field, value in candidates.fields(found.chosen, found.start, facts.num_devices).items():
+    for field, value in candidates.fields(result.chosen, result.start, facts.num_devices).items():
         text += f"{module}.{runner.__name__}.{field} = {value!r}\n"
     return text
 

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import dqn, impala, muzero, networks, ppo, pqn, r2d2, sac, tree_search, vmpo
+from agents import dqn, impala, muzero, networks, ppo, pqn, r2d2, sac, vmpo
 from agents.networks import cores, encoders, heads
 from agents.networks import muzero as muzero_networks
 from agents.networks import sac as sac_networks
+from agents.search import tree_search
 from podracers import agent as agent_lib
 from podracers import anakin, environment, metrics, runner, sebulba, types
 from tests import streams
@@ -303,8 +304,9 @@ def rollout(state: Any) -> types.Rollout:
 
 def _turned(rollout: types.Rollout) -> types.Rollout:
     """Swaps time and streams."""
-    turned = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout._replace(actor_state=()))
-    return turned._replace(actor_state=rollout.actor_state)
+    rows = rollout._replace(actor_state=(), age=())
+    turned = jax.tree.map(lambda x: x.swapaxes(0, 1), rows)
+    return turned._replace(actor_state=rollout.actor_state, age=rollout.age)
 
 
 def run(subject: runner.Runner, num_updates: int = NUM_UPDATES, seed: int = 0) -> History:

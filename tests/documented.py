@@ -35,7 +35,7 @@ def write_files(folder: pathlib.Path) -> None:
 @functools.cache
 def metrics() -> tuple[str, ...]:
     """Returns the metrics that docs/usage.md describes; `<...>` is a placeholder."""
-    section = PAGE.read_text().partition("## What each metric means")[2]
+    section = PAGE.read_text().partition("## Metrics")[2]
     return tuple(re.findall(r"^\| `([^`]+)` \|", section, re.M))
 
 

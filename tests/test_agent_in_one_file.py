@@ -2,9 +2,7 @@
 
 import functools
 import pathlib
-import re
 import tempfile
-import textwrap
 import types
 
 import jax
@@ -46,12 +44,6 @@ def _actor_critic(old: str = "", new: str = "") -> type:
     return module.ActorCritic
 
 
-def _with_gradient_step() -> type:
-    (update,) = re.findall(r"    def update\(.*?\n\n", _source(), re.S)
-    other = textwrap.indent(documented.program("gradient_step", PAGE), "    ")
-    return _actor_critic(update, other + "\n")
-
-
 @functools.cache
 def _learners(agent: type, name: str, num_devices: int) -> list[list[np.ndarray]]:
     """Returns the learner of each device after four updates."""
@@ -76,14 +68,6 @@ def test_the_agent_of_one_file_learns_the_same_on_any_number_of_devices(name):
     streams.assert_close(first, expected)
     for other in others:
         streams.assert_same(other, first)
-
-
-@pytest.mark.slow
-def test_both_ways_to_sum_a_gradient_take_the_same_steps():
-    learners = [
-        _learners(agent, "anakin", 4)[0] for agent in (_with_gradient_step(), _actor_critic())
-    ]
-    streams.assert_close(*learners)
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,9 @@ def test_act_resets_its_state_at_first_s4(subject):
 
 def test_one_version_of_the_parameters_acts_a_rollout_s5(subject):
     for update, rollout in enumerate(subject.history.rollouts):
-        np.testing.assert_array_equal(rollout.extras.version, max(update - subject.case.lag, 0))
+        version = max(update - subject.case.lag, 0)
+        np.testing.assert_array_equal(rollout.extras.version, version)
+        np.testing.assert_array_equal(rollout.age, update - version if subject.case.lag else ())
 
 
 @pytest.mark.slow

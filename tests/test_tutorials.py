@@ -173,7 +173,7 @@ def test_the_table_of_a_rollouts_fields(rollout):
         for field in name.split("."):
             value = getattr(value, field)
         expected = eval(f"({shape.removesuffix(', ...')},)", {"T": T, "B": B})
-        assert jax.tree.leaves(value)
+        assert jax.tree.leaves(value) or name == "age"  # under Anakin
         for leaf in jax.tree.leaves(value):
             assert leaf.shape[: len(expected)] == expected
             assert shape.endswith("...") or leaf.shape == expected

@@ -15,12 +15,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from agents import layouts
+from agents.backends import layouts
 from agents.networks import layers
 from podracers import environment, errors, types
 
 _MAX_CHANNELS = 16  # a side this short holds the channels, if the other axes are twice as long
-_EXTENDED = {"observation", "previous_action", "previous_reward"}  # entries, see `agents.inputs`
+_EXTENDED = {"observation", "previous_action", "previous_reward"}  # see `agents.parts.inputs`
 _ACTIVATIONS = ("elu", "gelu", "relu", "silu", "tanh")  # names in `jax.nn`
 
 
@@ -39,8 +39,8 @@ def action_mask(observation: types.PyTree) -> jax.Array | None:
 def select(observation: types.PyTree, keys: Sequence[str] | None) -> types.PyTree:
     """Returns the parts `keys` of a dict observation, or everything if they are None.
 
-    The previous action and reward stay beside the parts, see `agents.inputs`; so do features, which
-    are an array.
+    The previous action and reward stay beside the parts, see `agents.parts.inputs`; so do features,
+    which are an array.
     """
     if keys is None or not isinstance(observation, dict):
         return observation

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agents import layouts
+from agents.backends import layouts
 from podracers import errors, precision
 
 # The logit of a masked choice: its probability is exactly zero (or all are equal, where everything

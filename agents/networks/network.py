@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents import layouts
+from agents.backends import layouts
 from agents.networks import cores, encoders, heads, layers, popart
 from podracers import environment, errors, parallel, types
 

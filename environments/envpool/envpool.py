@@ -141,13 +141,13 @@ class EnvPool:
     @functools.cached_property
     def _reductions(self) -> dict[str, str]:
         """The reduction of each entry of `info` that is reported."""
-        own = spaces.numbers(self._task.pool_spec)
+        numbers = spaces.numbers(self._task.pool_spec)
         for name in self.metrics:
             errors.require_known(
-                f"EnvPool.metrics: info of {self.task_id} has no number", name, own
+                f"EnvPool.metrics: info of {self.task_id} has no number", name, numbers
             )
         defaults = self._task.family.metrics
-        return {name: defaults[name] for name in own if name in defaults} | {**self.metrics}
+        return {name: defaults[name] for name in numbers if name in defaults} | {**self.metrics}
 
 
 class EnvPoolEnvironment:
@@ -204,7 +204,7 @@ class EnvPoolEnvironment:
             later = self._receive()
             self._report(later, going)
             later["reward"] = later["reward"] + state["reward"][going]
-            state = _merge(going, later, {key: each[~going] for key, each in state.items()})
+            state = _merge(going, later, {key: value[~going] for key, value in state.items()})
         return self._time_step(state)
 
     def close(self) -> None:

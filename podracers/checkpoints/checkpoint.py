@@ -324,15 +324,14 @@ class Checkpointer:
         if (saved := record.get("step", step)) != step:
             raise integrity.DamagedError(f"it was saved as checkpoint {saved}")
         check(step, record["user"])
-        found, bare = record[item], agent_lib.without_replay(template)
-        if item == "params":  # earlier versions lack some counts, which are then 0
-            known = {path for path, _, _ in found}
-            added = (leaf for leaf in trees.structure(template) if leaf[0] not in known)
-            found = found + [leaf for leaf in added if leaf[2] == "int32"]
+        saved_leaves, bare = record[item], agent_lib.without_replay(template)
+        if item == "params":  # those of earlier versions have counts, which are ignored
+            known = {path for path, _, _ in trees.structure(template)}
+            saved_leaves = [x for x in saved_leaves if x[0] in known or x[2] != "int32"]
 
         def is_bare() -> bool:
             faults, bare_faults = (
-                trees.differences(found, trees.structure(tree)) for tree in (template, bare)
+                trees.differences(saved_leaves, trees.structure(tree)) for tree in (template, bare)
             )
             if faults and bare_faults:
                 raise errors.UserError(f"checkpoint {folder} does not fit this run: {faults[0]}")
@@ -381,7 +380,7 @@ class Checkpointer:
 
     def _partial_folder(self) -> storage.Path:
         folders = storage.partial(self._directory)  # also those that could not be removed
-        return next(each for each in folders if each.name.partition(".")[0] == str(self._saving))
+        return next(path for path in folders if path.name.partition(".")[0] == str(self._saving))
 
     def _remove_partial(self) -> None:
         for folder in storage.partial(self._directory):

@@ -67,8 +67,8 @@ def write_part(folder: epath.Path, process: int) -> None:
 
     Orbax gives each process a folder of its own. The checkpoint is not committed yet.
     """
-    own = [item / f"ocdbt.process_{process}" for item in folder.iterdir()]
-    paths = [path for each in own if each.exists() for path in _files(each)]
+    parts = [item / f"ocdbt.process_{process}" for item in folder.iterdir()]
+    paths = [path for part in parts if part.exists() for path in _files(part)]
     sums = {_name(folder, path): _checksum(path) for path in paths}
     (folder / f"manifest.{process}.json").write_text(json.dumps(sums))
 
@@ -108,8 +108,8 @@ def verify(folder: epath.Path, items: Sequence[str], share: tuple[int, int] = (0
         raise DamagedError(f"{MANIFEST}: no files of {min(missing)}")
     for name in itertools.islice(names, share[0], None, share[1]):
         with reading(name):
-            found = _checksum(folder / name)
-        if found != sums[name]:
+            checksum = _checksum(folder / name)
+        if checksum != sums[name]:
             raise DamagedError(f"{name}: checksum does not match")
 
 

@@ -51,7 +51,7 @@ def check(option: str, place: str) -> None:
 def require_safe(option: str, place: str | os.PathLike) -> None:
     """Raises `errors.UserError` for a folder in which checkpoints would be lost."""
     text = os.fspath(path(place))
-    if (unsafe := next((each for each in text if each in _UNSAFE), None)) is not None:
+    if (unsafe := next((letter for letter in text if letter in _UNSAFE), None)) is not None:
         raise errors.UserError(
             f"{option}: expected a path without '{unsafe}', below which orbax loses checkpoints; "
             f"got '{text}'"
@@ -121,10 +121,10 @@ def steps(directory: Path) -> list[int]:
 
 def partial(directory: Path) -> list[Path]:
     """Returns the folders of checkpoints that are not committed."""
-    found = _entries(directory)
+    entries = _entries(directory)
     if is_bucket(directory):
-        return [each for each in found if each.name.isdigit() and not (each / COMMITTED).exists()]
-    return [each for each in found if integrity.UNFINISHED in each.name]
+        return [item for item in entries if item.name.isdigit() and not (item / COMMITTED).exists()]
+    return [item for item in entries if integrity.UNFINISHED in item.name]
 
 
 def _entries(directory: Path) -> list[Path]:
@@ -156,10 +156,10 @@ def require_shared(
     """
     directory = path(place)
     name = processes.on_lead(lambda: f"{_PROBE}-{secrets.token_hex(8)}")
-    own, fault = directory / f"{name}-{processes.index()}", None
+    probe, fault = directory / f"{name}-{processes.index()}", None
     try:
         make(directory)
-        own.write_bytes(b"")
+        probe.write_bytes(b"")
     except Exception as error:  # clients of buckets raise almost anything
         fault = f"cannot be written: {integrity.reason(error)} (process {processes.index()})"
     faults = processes.all_gather(fault)
@@ -168,7 +168,7 @@ def require_shared(
         for fault in filter(None, faults):
             raise errors.UserError(f"{option} = '{directory}' {fault}")
         with failures(f"list '{directory}'"):
-            names = [each.name for each in _entries(directory)]
+            names = [entry.name for entry in _entries(directory)]
             resumed = bool(steps(directory)) if resume is None else resume
         for index in range(processes.count()):
             if f"{name}-{index}" not in names:
@@ -176,7 +176,7 @@ def require_shared(
                     f"{option} = '{directory}': process {index} does not see the files of "
                     f"process 0{advice}"
                 )
-        used = [each for each in names if not each.startswith(_PROBE)]
+        used = [entry for entry in names if not entry.startswith(_PROBE)]
         if used and not resumed:
             raise errors.UserError(
                 f"{option} = '{directory}' is in use (it contains '{min(used)}'): continue that "
@@ -188,6 +188,6 @@ def require_shared(
         resumed = processes.on_lead(examine)
     finally:
         with contextlib.suppress(Exception):
-            own.unlink()
+            probe.unlink()
     processes.all_gather(None)  # process 0 may look into the folder next: no file is left there
     return resumed

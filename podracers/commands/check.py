@@ -100,8 +100,8 @@ def _described(spec: environment.EnvironmentSpec) -> list[str]:
             words.append(f"{part.num_values} values")
         elif isinstance(part, specs.BoundedArray):
             low, high = np.unique(part.minimum), np.unique(part.maximum)
-            each = ", not the same for each component" if max(low.size, high.size) > 1 else ""
-            words.append(f"from {low[0]:g} to {high[-1]:g}{each}")
+            note = ", not the same for each component" if max(low.size, high.size) > 1 else ""
+            words.append(f"from {low[0]:g} to {high[-1]:g}{note}")
         if path != "action" and environment.num_values(part) is not None:
             words.append("one-hot")
         lines.append(f"  {path}: {', '.join(words)}")
@@ -123,9 +123,9 @@ def _environment(name: str) -> Any:
             "gymnasium": importlib.import_module("gymnasium").registry,
             "envpool": importlib.import_module("envpool").list_all_envs(),
         }
-        library = next((each for each, ids in known.items() if name in ids), None)
+        library = next((suite for suite, ids in known.items() if name in ids), None)
         if library is None:
-            near = errors.nearest(name, {each for ids in known.values() for each in ids})
+            near = errors.nearest(name, {task for ids in known.values() for task in ids})
             raise errors.UserError(
                 "expected MODULE.Class, such as environments.catch.Catch, or an id of Gymnasium "
                 f"or EnvPool: '{name}'{near}"

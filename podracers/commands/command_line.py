@@ -139,10 +139,10 @@ def require_accelerator(device_files: pathlib.Path = pathlib.Path("/dev")) -> No
         platform = jax.default_backend()
     except RuntimeError as error:
         raise errors.UserError(f"JAX_PLATFORMS={platforms}: {errors.first_line(error)}") from error
-    found = [f for name in ("nvidia", "accel", "vfio/") for f in device_files.glob(f"{name}[0-9]*")]
-    if platform == "cpu" and not platforms and found:
+    files = [f for name in ("nvidia", "accel", "vfio/") for f in device_files.glob(f"{name}[0-9]*")]
+    if platform == "cpu" and not platforms and files:
         raise errors.UserError(
-            f"this machine has an accelerator ({found[0]}), and JAX finds only the CPU: install "
+            f"this machine has an accelerator ({files[0]}), and JAX finds only the CPU: install "
             "JAX for it (make install; in a notebook, pip install 'jax[cuda13]' or 'jax[tpu]'), "
             "or set JAX_PLATFORMS=cpu"
         )

@@ -59,13 +59,13 @@ def _described(episodes: evaluation.Episodes) -> str:
     """Returns the means over episodes, and the return of each member."""
     mean = episodes.mean_return()
     over = f"{mean.size} members" if mean.ndim else f"{episodes.returns.size} episodes"
-    by_member = ", by member: " + ", ".join(f"{each:.2f}" for each in mean) if mean.ndim else ""
+    by_member = ", by member: " + ", ".join(f"{x:.2f}" for x in mean) if mean.ndim else ""
     single = {name: values for name, values in episodes.metrics.items() if "/" not in name}
-    own = "".join(f", {name} {np.mean(values):.4g}" for name, values in single.items())
+    metrics = "".join(f", {name} {np.mean(values):.4g}" for name, values in single.items())
     return (
         f"return {np.mean(episodes.returns):.2f} ± {episodes.standard_error():.2f} (mean and "
         f"standard error over {over}), length {np.mean(episodes.lengths):.1f} agent steps"
-        f"{own}{by_member}"
+        f"{metrics}{by_member}"
     )
 
 

@@ -177,9 +177,9 @@ class Program:
                 )
 
             def act(*arguments: Any) -> Any:
-                given = trees.leaves(Arguments(*arguments))
+                named = trees.leaves(Arguments(*arguments))
                 filled = jax.tree_util.tree_map_with_path(
-                    lambda path, x: given.get(trees.name(path), jnp.zeros(x.shape, x.dtype)), shapes
+                    lambda path, x: named.get(trees.name(path), jnp.zeros(x.shape, x.dtype)), shapes
                 )
                 action, state = self.act(filled)
                 return action, {name: state[name] for name in kept.state}

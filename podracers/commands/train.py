@@ -14,7 +14,15 @@ from podracers import errors
 from podracers.checkpoints import storage
 from podracers.commands import command_line
 from podracers.hosts import processes
-from podracers.training import config, experiment, gin_names, initial_run, run, run_directory
+from podracers.training import (
+    config,
+    experiment,
+    gin_names,
+    initial_run,
+    run,
+    run_directory,
+    stop_request,
+)
 
 _SHARE = (
     ": set Experiment.checkpoint_directory to a folder that all processes see, or to "
@@ -58,11 +66,11 @@ def main() -> int:
     if arguments.distributed or group.coordinator or processes.is_cluster():
         processes.initialize(group, arguments.peer_timeout)
     command_line.require_accelerator()
-    with run.StopRequest() as stop:
+    with stop_request.StopRequest() as stop:
         return _train(arguments, stop)
 
 
-def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
+def _train(arguments: argparse.Namespace, stop: stop_request.StopRequest) -> int:
     directory = run_directory.RunDirectory(arguments.run_dir) if arguments.run_dir else None
     resume, begun = processes.on_lead(lambda: _begun(arguments, directory))
     files = command_line.gin_files(arguments)
@@ -75,7 +83,7 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
                 begun_file.write_text(begun, "utf-8")
             files = [str(begun_file), *files]
         settings = experiment.load(files, arguments.gin_bindings)
-    text = config.text()
+    text = settings.text()
     processes.require_equal("the configuration", text)
     changes = [] if begun is None else _changes(begun, text)
     parts = settings.build()
@@ -150,7 +158,7 @@ def _changes(begun: str, text: str) -> list[str]:
       errors.UserError: the agent, the environment or the runner is another class, or it began with
         other parameters.
     """
-    old, new = (config.read(each, "config.gin") for each in (begun, text))
+    old, new = (config.read(source, "config.gin") for source in (begun, text))
     replaced = {name.rpartition(".")[2]: repr(old[name]) for name in old if name not in new}
     changes = []
     for name, value in sorted(new.items()):

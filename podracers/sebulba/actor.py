@@ -29,7 +29,7 @@ from podracers.supervision import pipeline
 
 def map_streams(function: Callable[..., Any], *rollouts: types.Rollout) -> types.Rollout:
     """Maps `function(axis, *arrays)` over the leaves of rollouts; `axis` is that of streams."""
-    stream_axes = (1, 1, 1, 0)  # one for each field, in their order
+    stream_axes = (1, 1, 1, 0, 0)  # one for each field, in their order
     return types.Rollout(
         *(
             jax.tree.map(functools.partial(function, axis), *parts)
@@ -70,7 +70,8 @@ class DevicePrograms(NamedTuple):
     """
 
     init_actor: jax.stages.Wrapped  # (env_id [B]) -> actor_state
-    begin: jax.stages.Wrapped  # (params, key, update, env_id [B], actor_state) -> empty carry
+    # (params, key, update, version of params, env_id [B], actor_state) -> empty carry
+    begin: jax.stages.Wrapped
     act: jax.stages.Wrapped  # (params, carry, arrival [H]) -> (carry, action [H])
     finish: jax.stages.Wrapped  # (carry, arrival [H]) -> carry
 
@@ -146,7 +147,8 @@ class Actor:
                 version, params = self.versions.get(oldest, exact=self.lag <= 1)
                 params = params[self.device]
             with worker.doing(inference):
-                carry = self.programs.begin(params, key, np.int32(update), env_id, actor_state)
+                numbers = np.int32(update), np.int32(version)
+                carry = self.programs.begin(params, key, *numbers, env_id, actor_state)
             for step in range(self.length):
                 for batch in batches:
                     if step:
@@ -211,6 +213,7 @@ class ActorPrograms:
     spec: environment_lib.EnvironmentSpec
     length: int  # `T`
     num_envs: int  # streams of all actors, which share them equally
+    lag: int  # most updates that a rollout's parameters may be behind
     precision: precision_lib.Precision
 
     def template(self, params: types.PyTree, rows: int) -> types.Rollout:
@@ -239,6 +242,7 @@ class ActorPrograms:
             action=over_time(shapes.action, self.length),
             extras=over_time(shapes.extras, self.length),
             actor_state=shapes.actor_state,
+            age=jax.ShapeDtypeStruct((rows,), np.int32) if self.lag else (),
         )
 
     def trace(
@@ -251,7 +255,7 @@ class ActorPrograms:
         env_id = jax.ShapeDtypeStruct((rows,), np.int32)
         key = jax.eval_shape(lambda: jax.random.key(0))
         actor_state = jax.eval_shape(self._init_actor, env_id)
-        begin = (params, key, np.int32(0), env_id, actor_state)
+        begin = (params, key, np.int32(0), np.int32(0), env_id, actor_state)
         carry = jax.eval_shape(self._begin, *begin)
         arrival = self._arrival(rows // num_batches)
         programs = self.on(device)
@@ -270,7 +274,7 @@ class ActorPrograms:
             jit = functools.partial(jax.jit, in_shardings=jax.sharding.SingleDeviceSharding(device))
             self._programs[device] = DevicePrograms(
                 init_actor=jit(self._init_actor),
-                begin=jit(self._begin, donate_argnums=4),
+                begin=jit(self._begin, donate_argnums=5),
                 act=jit(self._act, donate_argnums=1),
                 finish=jit(self._finish, donate_argnums=0),
             )
@@ -295,12 +299,15 @@ class ActorPrograms:
     def _init_actor(self, env_id):
         return self.agent.init_actor(env_id, self.num_envs)
 
-    def _begin(self, params, key, update, env_id, actor_state):
+    def _begin(self, params, key, update, version, env_id, actor_state):
         act_key, _ = keys.act_and_learn(key, update)
         template = self.template(params, env_id.shape[0])
         rollout = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), template)
         # A copy, because the rollout keeps the first state while later ones replace it in place.
-        rollout = rollout._replace(actor_state=jax.tree.map(jnp.copy, actor_state))
+        rollout = rollout._replace(
+            actor_state=jax.tree.map(jnp.copy, actor_state),
+            age=jax.tree.map(lambda x: x + update - version, rollout.age),
+        )
         stream_keys = keys.per_stream(act_key, env_id)
         return Carry(rollout, actor_state, stream_keys, jnp.zeros((), jnp.int32))
 

@@ -17,7 +17,7 @@ from podracers.sebulba import placement as placement_lib
 
 _SPEC: Callable[..., types.PyTree] = jax.sharding.PartitionSpec
 _ROWS, _COLUMNS = _SPEC(parallel.AXIS), _SPEC(None, parallel.AXIS)
-_ROLLOUT_LAYOUT = types.Rollout(_COLUMNS, _COLUMNS, _COLUMNS, _ROWS)
+_ROLLOUT_LAYOUT = types.Rollout(_COLUMNS, _COLUMNS, _COLUMNS, _ROWS, _ROWS)
 
 
 class SebulbaState(NamedTuple):

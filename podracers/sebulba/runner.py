@@ -76,6 +76,8 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
     num_threads: int | None = None
     timeout: float = 60.0
     precision: precision_lib.Precision = precision_lib.DEFAULT
+    # Of the running actors; None without any.
+    _session: _Session | None = dataclasses.field(default=None, init=False, repr=False)
 
     def __post_init__(self):
         errors.require_count(self, "num_envs", "rollout_length", "steps_per_update")
@@ -164,9 +166,9 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
           Exception: that of an actor.
         """
         try:
-            if not self._sessions or self._sessions[0].state is not state:
-                self._start(state)
-            session = self._sessions[0]
+            session = self._session
+            if session is None or session.state is not state:
+                session = self._start(state)
             session.state = None
             session.timers.learner.switch("")
             for _ in range(num_updates):
@@ -218,21 +220,18 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
 
     def diagnostics(self) -> metrics.Diagnostics:
         """Returns shares of the time since the last call, and the bottleneck."""
-        if not self._sessions:
+        if self._session is None:
             return metrics.Diagnostics({}, "")
-        return self._sessions[0].timers.take()
+        return self._session.timers.take()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
-        while self._sessions:
-            self._sessions.pop().supervisor.close()
-
-    @functools.cached_property
-    def _sessions(self) -> list[_Session]:
-        """The session of the running actors; empty without one."""
-        return []
+        session = self._session
+        object.__setattr__(self, "_session", None)
+        if session is not None:
+            session.supervisor.close()
 
     @functools.cached_property
     def _factory(self) -> environment_lib.HostEnvironmentFactory:
@@ -242,9 +241,8 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
 
     @functools.cached_property
     def _programs(self) -> actor.ActorPrograms:
-        return actor.ActorPrograms(
-            self.agent, self._factory.spec, self.rollout_length, self.num_envs, self.precision
-        )
+        sizes = self.rollout_length, self.num_envs, self.lag
+        return actor.ActorPrograms(self.agent, self._factory.spec, *sizes, self.precision)
 
     @functools.cached_property
     def _learner(self) -> learner_lib.Learner:
@@ -261,7 +259,7 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
         available = self.num_threads or parallel.num_host_cores()
         return max(available // (len(self.placement.actors) * self.num_batches), 1)
 
-    def _start(self, state: learner_lib.SebulbaState) -> None:
+    def _start(self, state: learner_lib.SebulbaState) -> _Session:
         """Starts actors that collect for this state."""
         self.close()
         # A copy on the host, because the key in the state is donated with it.
@@ -275,7 +273,7 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
             timers=timing.Timers(num_devices=jax.local_device_count()),
             update=int(state.update),
         )
-        self._sessions.append(session)
+        object.__setattr__(self, "_session", session)
         weakref.finalize(session, supervisor.cancel)  # where nobody closes the runner
         params = self._copy_params(state)
         jax.block_until_ready(list(params.values()))
@@ -284,6 +282,7 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
             each = self._actor(session, index, key)
             session.timers.paces.append(each.pace)
             session.timers.actors.append(supervisor.start(f"actor {index}", each.run).timer)
+        return session
 
     def _actor(self, session: _Session, index: int, key: jax.Array) -> actor.Actor:
         place, rows = self.placement, self._rows_per_actor

@@ -97,14 +97,14 @@ def end_within(directory: str, timeout: float) -> None:
 
 def within(directory: str) -> list[psutil.Process]:
     """Returns the other processes whose working directory this is."""
-    found = psutil.process_iter(["cwd"])  # None where it belongs to another user
-    return [each for each in found if each.info["cwd"] == directory and each.pid != os.getpid()]
+    processes = psutil.process_iter(["cwd"])  # None where it belongs to another user
+    return [x for x in processes if x.info["cwd"] == directory and x.pid != os.getpid()]
 
 
 def kill_children() -> None:
     """Kills the children of this process, except for the watchdog."""
-    own = {each.pid for each in _processes}
-    _kill(each for each in psutil.Process().children() if each.pid not in own)
+    helpers = {helper.pid for helper in _processes}
+    _kill(child for child in psutil.Process().children() if child.pid not in helpers)
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:
@@ -182,7 +182,7 @@ def main(process: int) -> None:
                     flush=True,
                 )
                 hung = psutil.Process(process)
-                orphans = [each for each in hung.children() if each.pid != os.getpid()]
+                orphans = [child for child in hung.children() if child.pid != os.getpid()]
                 hung.send_signal(signal.SIGQUIT)
                 with contextlib.suppress(psutil.TimeoutExpired):
                     hung.wait(_DUMP_TIMEOUT)

@@ -5,12 +5,13 @@ Files use Python's own names (`from agents import ppo`, then `ppo.PPO.gamma`), s
 be imported can be configured. Bindings of the command line may leave the module out
 (`PPO.gamma = 0.9`).
 
-Precedence and unused bindings: docs/architecture.md, "gin". Types are not checked here, but by the
-classes that take the options.
+gin only parses. Each part becomes a `functools.partial` of its options, so nothing depends on gin's
+global state once a configuration is read. Precedence and unused bindings: docs/architecture.md,
+"gin". Types are not checked here, but by the classes that take the options.
 """
 
 import contextlib
-import dataclasses
+import copy
 import functools
 import importlib.util  # gin's include statement needs it without importing it
 import inspect
@@ -21,7 +22,7 @@ import pathlib
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import gin
@@ -34,18 +35,25 @@ _MOVED = {
     "training import weights_and_biases as ": "training import loggers as ",
     "training import weights_and_biases": "training import loggers as weights_and_biases",
     "@cores.FeedForward()": "None",
+    "from agents import tree_search": "from agents.search import tree_search",
 }
 _MACRO, _CONSTANT = "gin.macro", "gin.constant"
-_LOCK = threading.RLock()  # guards gin's state, which all threads share
-_PATIENCE = 10.0  # seconds in which another thread loads an experiment
+LOCK = threading.RLock()  # guards gin's state, which all threads share
 
 Key = tuple[str, str]  # gin's: scope and selector
 # `{(scope, selector): {parameter: value}}`; a macro is `{(name, "gin.macro"): {"value": value}}`.
 Bindings = dict[Key, dict[str, Any]]
 
 
-def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> None:
-    """Replaces gin's configuration by these files, in order, and then these bindings.
+class Texts(NamedTuple):
+    """A configuration as .gin files that `Configuration` accepts."""
+
+    bindings: str = ""  # those that are used
+    operative: str = ""  # every parameter of a configured part, defaults included
+
+
+class Configuration:
+    """The bindings of files, in order, and then those of a command line. The caller holds `LOCK`.
 
     Args:
       gin_files: paths, relative to the working directory, or of shipped files: relative to the
@@ -54,216 +62,209 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> 
       root: the class whose parameters choose the parts of the experiment.
 
     Raises:
-      errors.UserError: a missing or malformed file, an unknown name, an unused binding, a macro
-        without a value or that needs itself, or a parameter of the root without a value.
+      errors.UserError: a missing or malformed file, or an unknown name.
     """
-    _install(State(_Config(), {}, set()))
-    gin.clear_config()
-    gin.enter_interactive_mode()  # it accepts another class of the same name
-    layers: list[Bindings] = []
-    given: Bindings = {}
-    for path in gin_files:
-        _parse_file(path, layers)
-    with using(State(given, {}, gin.config._IMPORTS)):
+
+    def __init__(self, gin_files: Sequence[str], gin_bindings: Sequence[str], root: type):
+        gin.clear_config()
+        gin.enter_interactive_mode()  # it accepts another class of the same name
+        self._root = "", f"{root.__module__}.{root.__qualname__}"
+        # Parts and macros to which files refer, also in values that others replace.
+        self._mentioned: set[str] = set()
+        for path in gin_files:
+            self._parse_file(path)
+        self._bound: Bindings = gin.config._CONFIG
+        self._given: Bindings = {}  # on the command line
+        gin.config._CONFIG = self._given
         for binding in gin_bindings:
             _parse_binding(binding)
-    for key, values in given.items():
-        gin.config._CONFIG.setdefault(key, {}).update(values)
-    key = "", f"{root.__module__}.{root.__qualname__}"
-    if key not in gin.config._CONFIG:
-        name = root.__name__
-        raise errors.UserError(
-            f"nothing binds {name}: name a file such as those in gin/experiments"
-        )
-    _drop_replaced(key, [*layers, given], given)
+        gin.config._CONFIG = self._bound
+        for key, values in self._given.items():
+            self._bound.setdefault(key, {}).update(values)
+        if self._root not in self._bound:
+            name = root.__name__
+            raise errors.UserError(
+                f"nothing binds {name}: name a file such as those in gin/experiments"
+            )
 
+    def make(self) -> Any:
+        """Returns the root.
 
-class _Config(dict[Key, dict[str, Any]]):
-    """gin's bindings; each class also gets those of its base classes."""
+        Raises:
+          errors.UserError: a macro without a value, a part that needs itself, or a part whose
+            constructor fails.
+        """
+        self._used: dict[Key, set[str]] = {}
+        self._operative: Bindings = {}
+        with user_errors(_short(self._root[1])):
+            return self._part(self._root[1], (), ())()
 
-    def get(self, key: Key, default: Any = None) -> Any:
-        """Returns the values that gin passes to a part of a scope."""
-        values = {}
-        for selector in _lineage(key[1]):
-            bound = super().get((key[0], selector), {})
-            values |= {name: bound[name] for name in bound if _takes(key[1], name)}
-        return values or default
+    def choose(self, parameter: str, index: int) -> None:
+        """Binds a parameter of the root to one of the values of its tuple."""
+        bound, name = self._bound[self._root], parameter
+        while isinstance(reference := bound[name], gin.config.ConfigurableReference):
+            bound, name = self._bound[reference.config_key], "value"  # a macro
+        bound[name] = bound[name][index]
 
+    def texts(self) -> Texts:
+        """Returns the configuration of the root that `make` has made.
 
-def _lineage(selector: str) -> list[str]:
-    """Returns the selectors of a part's base classes, the farthest first, and its own."""
-    bases = getattr(gin.config._REGISTRY[selector].wrapped, "__mro__", ())[:0:-1]
-    return [*(name for base in bases for name in names_of(base)), selector]
+        A binding that nothing uses is dropped if it is one of a file, and files refer to its part
+        or macro: another choice has replaced it.
 
-
-def _takes(selector: str, name: str) -> bool:
-    return gin.config._might_have_parameter(gin.config._REGISTRY[selector].wrapped, name)
-
-
-class State(NamedTuple):
-    """gin's global state, for which gin has no public function."""
-
-    bindings: Bindings
-    used: Bindings  # the operative configuration
-    imports: set[Any]
-
-
-@contextlib.contextmanager
-def exclusive() -> Iterator[None]:
-    """Reserves gin's state for this thread, and for those that it starts, within the context.
-
-    Raises:
-      errors.UserError: another thread has it for longer than it takes to load an experiment.
-    """
-    if not _LOCK.acquire(timeout=_PATIENCE):
-        raise errors.UserError(
-            "another thread of this process trains or builds an experiment: gin has one "
-            "configuration for all threads, so wait for its end, or use a process of its own"
-        )
-    try:
-        yield
-    finally:
-        _LOCK.release()
-
-
-def snapshot() -> State:
-    """Returns a copy of gin's state."""
-    with exclusive():
-        bindings, used = (
-            {key: dict(parameters) for key, parameters in each.items()}
-            for each in (gin.config._CONFIG, gin.config._OPERATIVE_CONFIG)
-        )
-        return State(_Config(bindings), used, set(gin.config._IMPORTS))
-
-
-def _install(state: State) -> State:
-    """Replaces gin's state, and returns the earlier one."""
-    earlier = State(gin.config._CONFIG, gin.config._OPERATIVE_CONFIG, gin.config._IMPORTS)
-    gin.config._CONFIG, gin.config._OPERATIVE_CONFIG, gin.config._IMPORTS = state
-    return earlier
-
-
-@contextlib.contextmanager
-def using(state: State) -> Iterator[None]:
-    """Puts gin into an earlier state within the context.
-
-    gin's configuration is global, and gin's classes read it when they are called: without this, an
-    experiment that was loaded first would be built from the configuration that was loaded last.
-    Parameters that are used within the context are added to the state.
-    """
-    with exclusive():
-        earlier = _install(state)
-        try:
-            yield
-        finally:
-            _install(earlier)
-
-
-def fixed(part: Any, state: State) -> Any:
-    """Returns a dataclass whose options call gin's functions with the bindings of a state.
-
-    So an agent may make its network at any time, and again for each member of a population.
-    """
-
-    def fix(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*arguments: Any, **named: Any) -> Any:
-            # The threads of a run find its state in place: another thread holds the lock for them.
-            is_installed = gin.config._CONFIG is state.bindings
-            with contextlib.nullcontext() if is_installed else using(state):
-                return function(*arguments, **named)
-
-        return call
-
-    fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
-    options = {field.name: getattr(part, field.name) for field in fields}
-    fixes = {name: fix(x) for name, x in options.items() if errors.is_function(x) and names_of(x)}
-    return dataclasses.replace(part, **fixes) if fixes else part
-
-
-configurable = gin.get_configurable  # a class as gin calls it: with the bindings in effect
-text = gin.config_str  # the configuration as a .gin file that `parse` accepts
-operative_text = gin.operative_config_str  # every parameter that was used, defaults included
-
-
-def names_of(part: Callable[..., Any]) -> list[str]:
-    """Returns gin's selectors of a class or a function; none if gin has not registered it."""
-    key = getattr(part, "__module__", None), getattr(part, "__qualname__", None)
-    # Equal for a class and gin's subclass of it.
-    return [
-        name
-        for name, known in gin.config._REGISTRY.items()
-        if (known.wrapped.__module__, known.wrapped.__qualname__) == key
-    ]
-
-
-def refuse_supplied() -> None:
-    """Raises `errors.UserError` for a binding of an argument that every caller of its part passes.
-
-    gin's operative configuration has the parameters of each called part, without those that its
-    callers passed. Parts that have not been called yet are not checked.
-    """
-    for (scope, selector), values in gin.config._CONFIG.items():
-        calls = [
-            parameters
-            for (called_in, called), parameters in gin.config._OPERATIVE_CONFIG.items()
-            # Bindings of a scope have an effect in the scopes within it.
-            if selector in _lineage(called) and f"{called_in}/".startswith(f"{scope}/".lstrip("/"))
-        ]
-        for name in values if calls else ():
-            if not any(name in parameters for parameters in calls):
+        Raises:
+          errors.UserError: another binding that nothing uses.
+        """
+        for key in sorted(self._bound):
+            scope, selector = key
+            name = scope if selector == _MACRO else _scoped(scope, selector)
+            unused = self._bound[key].keys() - self._used.get(key, ())
+            refused = (
+                unused if name not in self._mentioned else unused & {*self._given.get(key, ())}
+            )
+            if refused:
+                parts = {selector for _, selector in self._operative} - {_MACRO}
+                if selector == _MACRO:
+                    names = {scope for scope, selector in self._operative if selector == _MACRO}
+                    names |= {f"{_short(p)}.{name}" for p in parts for name in _parameters(p)}
+                    near = errors.nearest(scope, names)
+                    raise errors.UserError(f"nothing uses the macro '{scope}'{near}")
                 raise errors.UserError(
-                    f"nothing uses '{_scoped(scope, selector)}.{name}': the caller of {selector} "
-                    "passes this argument"
+                    f"nothing uses '{name}.{min(refused)}': this experiment has no {name}; it has "
+                    + ", ".join(sorted(map(_short, parts)))
                 )
+            for parameter in unused:
+                del self._bound[key][parameter]
+            if not self._bound[key]:
+                del self._bound[key]
+        gin.config._OPERATIVE_CONFIG = self._operative
+        return Texts(gin.config_str(), gin.operative_config_str())
+
+    def _value(self, value: Any, scope: tuple[str, ...], calls: tuple[str, ...]) -> Any:
+        """Returns a bound value in which references are replaced by their parts.
+
+        Args:
+          value: as gin has parsed it.
+          scope: gin's scope, in which references without a scope of their own are read.
+          calls: references that lead here.
+        """
+        if isinstance(value, dict):
+            items = value.items()
+            return {self._value(k, scope, calls): self._value(v, scope, calls) for k, v in items}
+        if isinstance(value, list | tuple):
+            return type(value)(self._value(item, scope, calls) for item in value)
+        if not isinstance(value, gin.config.ConfigurableReference):
+            return value
+        return self._referred(value, scope, calls)
+
+    def _referred(self, reference: Any, scope: tuple[str, ...], calls: tuple[str, ...]) -> Any:
+        """Returns the value of a macro, or a part, which is called if the reference has `()`."""
+        name, selector = reference.config_key
+        if selector == _CONSTANT:
+            return copy.deepcopy(reference)
+        shown = f"%{name}" if selector == _MACRO else f"@{_scoped(name, selector)}()"
+        if shown in calls:
+            circle = " -> ".join([*calls[calls.index(shown) :], shown])
+            raise errors.UserError(f"{shown} needs itself: {circle}")
+        calls = *calls, shown
+        if selector == _MACRO:
+            if reference.config_key not in self._bound:
+                macros = {name for name, selector in self._bound if selector == _MACRO}
+                raise errors.UserError(
+                    f"the macro %{name} has no value{errors.nearest(name, macros)}"
+                )
+            self._used[reference.config_key] = {"value"}
+            self._operative[reference.config_key] = self._bound[reference.config_key]
+            return self._value(self._bound[reference.config_key]["value"], scope, calls)
+        part = self._part(selector, tuple(name.split("/")) if name else scope, calls)
+        if not reference.evaluate:
+            return part
+        with user_errors(shown, f"; bind it, or write `{shown[:-2]}`, without parentheses"):
+            return part()
+
+    def _part(
+        self, selector: str, scope: tuple[str, ...], calls: tuple[str, ...]
+    ) -> functools.partial[Any]:
+        """Returns a class or a function with its options, those of its base classes included."""
+        function: Any = gin.config._REGISTRY[selector].wrapped
+        scopes = ["/".join(scope[:depth]) for depth in range(len(scope) + 1)]
+        keys = [(outer, base) for outer in scopes for base in _lineage(function, selector)]
+        keys = [key for key in keys if key in self._bound]
+        # The last one wins.
+        read = {name: key for key in keys for name in self._bound[key] if _takes(function, name)}
+        for key in keys:
+            of_part = key[1] == selector
+            names = {name for name in self._bound[key] if of_part or read.get(name) == key}
+            self._used.setdefault(key, set()).update(names)
+        bound = {name: self._bound[key][name] for name, key in read.items()}
+        defaults = gin.config._get_default_configurable_parameter_values(function, None, None)
+        self._operative[scopes[-1], selector] = defaults | bound
+        options = {name: self._value(value, scope, calls) for name, value in bound.items()}
+        part = functools.partial(function, **options)
+        functools.update_wrapper(part, function, updated=())
+        return part
+
+    def _parse_file(self, path: str) -> None:
+        open_files: list[str] = []
+
+        @contextlib.contextmanager
+        def read(path: str) -> Iterator[io.StringIO]:
+            # gin leaves this context once the file and its includes are parsed.
+            path = gin_names.find(path)
+            if any(os.path.samefile(path, other) for other in open_files):
+                circle = " -> ".join([*open_files, path])
+                raise errors.UserError(f"files include one another in a circle: {circle}")
+            text = pathlib.Path(path).read_text(encoding="utf-8-sig")
+            for earlier, now in _MOVED.items():
+                text = text.replace(earlier, now)
+            references = re.findall(r"[@%]([\w./]+)", re.sub("#.*", "", text))
+            self._mentioned.update(_short(name) for name in references)
+            stream = io.StringIO(text)
+            stream.name = path
+            open_files.append(path)
+            yield stream
+            open_files.pop()
+
+        # Lists that gin keeps for the whole process.
+        gin.config._LOCATION_PREFIXES[:] = [""]
+        readers: list[Any] = gin.config._FILE_READERS
+        readers[:] = [(read, gin_names.find)]
+        path = gin_names.find(path)
+        try:
+            gin.parse_config_file(path)
+        except Exception as error:
+            raise explained(error, path) from error
+
+
+def _lineage(function: Any, selector: str) -> list[str]:
+    """Returns the selectors of a part's base classes, the farthest first, and its own."""
+    names = {}
+    for name, known in gin.config._REGISTRY.items():
+        names.setdefault((known.wrapped.__module__, known.wrapped.__qualname__), []).append(name)
+    bases = getattr(function, "__mro__", ())[:0:-1]
+    own = (names.get((base.__module__, base.__qualname__), ()) for base in bases)
+    return [*itertools.chain(*own), selector]
+
+
+def _takes(function: Any, name: str) -> bool:
+    return gin.config._might_have_parameter(function, name)
 
 
 @contextlib.contextmanager
-def user_errors(name: str) -> Iterator[None]:
-    """Turns errors of the constructor of `name`, which gin calls, into one-line `UserError`s."""
+def user_errors(name: str, hint: str = "") -> Iterator[None]:
+    """Turns errors of the constructor of `name` into one-line `UserError`s.
+
+    `hint` ends the message on missing arguments.
+    """
     try:
         yield
-    except errors.UserError as error:
-        raise errors.UserError(errors.first_line(error)) from error  # gin appends lines
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, errors.UserError):
+            raise
         message = f"{name}: {errors.first_line(error)}"
-        # gin appends the configurable that it called.
-        if isinstance(error, TypeError) and " missing " in message and "\n" in str(error):
-            message += "; bind it, or write `@module.Name`, without parentheses"
+        if isinstance(error, TypeError) and " missing " in message:
+            message += hint
         raise errors.UserError(message) from error
-
-
-def _parse_file(path: str, layers: list[Bindings]) -> None:
-    """Parses a file, and appends the bindings before and after each of its includes."""
-    open_files: list[str] = []
-
-    @contextlib.contextmanager
-    def read(path: str) -> Iterator[io.StringIO]:
-        # gin leaves this context once the file and its includes are parsed.
-        path = gin_names.find(path)
-        if any(os.path.samefile(path, other) for other in open_files):
-            circle = " -> ".join([*open_files, path])
-            raise errors.UserError(f"files include one another in a circle: {circle}")
-        text = pathlib.Path(path).read_text(encoding="utf-8-sig")
-        for earlier, now in _MOVED.items():
-            text = text.replace(earlier, now)
-        stream = io.StringIO(text)
-        stream.name = path
-        open_files.append(path)
-        layers.append(snapshot().bindings)
-        yield stream
-        layers.append(snapshot().bindings)
-        open_files.pop()
-
-    # Lists that gin keeps for the whole process.
-    gin.config._LOCATION_PREFIXES[:] = [""]
-    readers: list[Any] = gin.config._FILE_READERS
-    readers[:] = [(read, gin_names.find)]
-    path = gin_names.find(path)
-    try:
-        gin.parse_config_file(path)
-    except Exception as error:
-        raise explained(error, path) from error
 
 
 def _parse_binding(binding: str) -> None:
@@ -302,95 +303,8 @@ def _register(binding: str) -> None:
         with contextlib.suppress(ImportError, ValueError):
             if module and not own and (module in sys.modules or importlib.util.find_spec(module)):
                 lines += [f"import {module}", f"registered = @{name}"]
-    with using(State({}, {}, gin.config._IMPORTS)):  # a state without the macro `registered`
-        gin.parse_config("\n".join(lines))
-
-
-def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> None:
-    """Drops bindings of replaced choices, see `parse`; refuses others that nothing uses.
-
-    A binding of a file is dropped if the experiment would use it with a value that another binding
-    has replaced, or if it is an option of another runner. Bindings of the command line have to be
-    used, and macros need a value.
-    """
-    bound = gin.config._CONFIG
-    used, references = _used(root, bound)
-    every: Bindings = {}  # all values that a parameter was given
-    for layer in layers:
-        for key, values in layer.items():
-            for name, value in values.items():
-                every.setdefault(key, {}).setdefault(name, []).append(value)
-    known, _ = _used(root, every, is_final=False)
-
-    def is_runner(key: Key) -> bool:
-        return not key[0] and hasattr(gin.config._REGISTRY[key[1]].wrapped, "steps_per_update")
-
-    for key in sorted(bound):
-        scope, selector = key
-        unused = [name for name in bound[key] if name not in used.get(key, ())]
-        part = _scoped(scope, selector)
-        refused = given.get(key, {}) if key in known or is_runner(key) else unused
-        if refused := [name for name in refused if name in unused]:
-            parts = {s for _, s in references if s not in (_MACRO, _CONSTANT)}
-            if selector == _MACRO:
-                names = {name for name, s in references if s == _MACRO}
-                names |= {f"{_short(p)}.{name}" for p in parts for name in _parameters(p)}
-                near = errors.nearest(scope, names)
-                raise errors.UserError(f"nothing uses the macro '{scope}'{near}")
-            raise errors.UserError(
-                f"nothing uses '{part}.{refused[-1]}': this experiment has no {part}; it has "
-                + ", ".join(sorted(map(_short, parts)))
-            )
-        for name in unused:
-            del bound[key][name]
-        if not bound[key]:
-            del bound[key]
-    macros = {scope for scope, selector in bound if selector == _MACRO}
-    for name, selector in references:
-        if selector == _MACRO and name not in macros:
-            raise errors.UserError(f"the macro %{name} has no value{errors.nearest(name, macros)}")
-
-
-def _used(
-    root: Key, bound: Bindings, is_final: bool = True
-) -> tuple[dict[Key, set[str]], list[Key]]:
-    """Returns the parameters that building the root reads, by key, and references that lead there.
-
-    Args:
-      root: the class that is built.
-      bound: values by key and parameter.
-      is_final: they are those in effect, and a circle is refused; False: they are lists of all
-        values that a parameter was given.
-    """
-    used, references = {root: set(bound[root])}, {}
-
-    def follow(values: Any, calls: tuple[str, ...]) -> None:
-        for reference in gin.config.iterate_references(values):
-            scope, selector = reference.config_key
-            shown = f"%{scope}" if selector == _MACRO else f"@{_scoped(scope, selector)}()"
-            if is_final and reference.evaluate and shown in calls:
-                circle = [*calls[calls.index(shown) :], shown]
-                raise errors.UserError(f"{shown} needs itself: {' -> '.join(circle)}")
-            node = (scope, selector), reference.evaluate
-            if node in references:
-                continue
-            references[node] = None
-            outer = itertools.accumulate(scope.split("/"), "{}/{}".format)
-            scopes = [scope] if selector == _MACRO else dict.fromkeys(["", *outer])
-            keys = [key for key in itertools.product(scopes, _lineage(selector)) if key in bound]
-            # The last one wins.
-            read = {name: key for key in keys for name in bound[key] if _takes(selector, name)}
-            for key in keys:
-                names = {name for name in bound[key] if selector == key[1] or read.get(name) == key}
-                used.setdefault(key, set()).update(names)
-            values = [bound[key][name] for name, key in read.items()]
-            follow(
-                values if is_final else [bound[key] for key in keys],
-                (*calls, shown) if reference.evaluate else (),
-            )
-
-    follow(list(bound[root].values()), ())
-    return used, [key for key, _ in references]
+    gin.parse_config("\n".join(lines))
+    gin.config._CONFIG.pop(("registered", _MACRO), None)
 
 
 def _short(selector: str) -> str:

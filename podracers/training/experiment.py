@@ -1,7 +1,7 @@
 """An experiment: agent, environment, runner and length of a run; the only root of gin."""
 
-import contextlib
 import dataclasses
+import inspect
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -115,10 +115,8 @@ class Experiment:
     tracker: loggers.WeightsAndBiases | None = None
     matmul_precision: str | None = None
     compute_dtype: str = "float32"
-    # gin's configuration when the experiment was made, which gin's classes read when they are
-    # called. A copy by `dataclasses.replace` keeps it.
-    _state: config.State = dataclasses.field(default_factory=config.snapshot, repr=False)
-    # Set by `load`. A copy by `dataclasses.replace` may have other options than the files.
+    # Set by `load`. A copy by `dataclasses.replace` keeps the texts, and may have other options.
+    _texts: config.Texts = dataclasses.field(default_factory=config.Texts, repr=False)
     _is_loaded: bool = dataclasses.field(default=False, init=False, repr=False)
 
     def __post_init__(self):
@@ -148,9 +146,9 @@ class Experiment:
         """Returns the runner's class; of two, the one for this kind of environment."""
         if not isinstance(self.runner, tuple):
             return self.runner
-        environment = self.environment
+        environment = inspect.unwrap(self.environment)
         if not isinstance(environment, type):  # the kind of a class is known without a call
-            environment = _make("environment", environment, environment_lib.Environment)
+            environment = _make("environment", self.environment, environment_lib.Environment)
         return self.runner[environment_lib.is_host(environment)]
 
     def build(self) -> Parts:
@@ -159,83 +157,73 @@ class Experiment:
         Raises:
           errors.UserError: a part refuses its options, or lacks a member of its protocol.
         """
-        with self.configured():
-            environment = _make("environment", self.environment, environment_lib.Environment)
-            with config.user_errors("Experiment.environment"):
-                spec = environment.spec
-            environment_lib.refuse(environment, contract.spec_faults(environment))
-            agent = _make("agent", self.agent, agent_lib.Agent, spec=spec)
-            agent = config.fixed(agent, self._state)
-            arguments = {"agent": agent, "environment": environment}
-            if self.precision != precision.DEFAULT:  # other runners need not know the argument
-                arguments["precision"] = self.precision
-            runner = _make("runner", self.runner_class(), runner_lib.Runner, **arguments)
-            evaluator = evaluation.Evaluator(
-                agent,
-                getattr(environment, "evaluation_environment", environment),
-                self.evaluation_episodes,
-                runner.population,
-                runner.population_values,
-                self.evaluation_max_steps,
-                runner.timeout,
-                self.precision,
+        environment = _make("environment", self.environment, environment_lib.Environment)
+        with config.user_errors("Experiment.environment"):
+            spec = environment.spec
+        environment_lib.refuse(environment, contract.spec_faults(environment))
+        agent = _make("agent", self.agent, agent_lib.Agent, spec=spec)
+        arguments = {"agent": agent, "environment": environment}
+        if self.precision != precision.DEFAULT:  # other runners need not know the argument
+            arguments["precision"] = self.precision
+        runner = _make("runner", self.runner_class(), runner_lib.Runner, **arguments)
+        evaluator = evaluation.Evaluator(
+            agent,
+            getattr(environment, "evaluation_environment", environment),
+            self.evaluation_episodes,
+            runner.population,
+            runner.population_values,
+            self.evaluation_max_steps,
+            runner.timeout,
+            self.precision,
+        )
+        greedy = agent_lib.greedy(agent)
+        greedy_evaluator = None
+        if greedy is not None and self.greedy_evaluation_episodes != 0:
+            count = self.greedy_evaluation_episodes or evaluator.count
+            greedy_evaluator = dataclasses.replace(evaluator, agent=greedy, num_episodes=count)
+        num_updates = -(-self.total_steps // runner.steps_per_update)
+        if num_updates > errors.INT32_MAX:
+            raise errors.UserError(
+                f"Experiment.total_steps: expected at most {errors.INT32_MAX} updates of "
+                f"{runner.steps_per_update} agent steps, got {self.total_steps}"
             )
-            greedy = agent_lib.greedy(agent)
-            greedy_evaluator = None
-            if greedy is not None and self.greedy_evaluation_episodes != 0:
-                count = self.greedy_evaluation_episodes or evaluator.count
-                greedy_evaluator = dataclasses.replace(evaluator, agent=greedy, num_episodes=count)
-            num_updates = -(-self.total_steps // runner.steps_per_update)
-            if num_updates > errors.INT32_MAX:
-                raise errors.UserError(
-                    f"Experiment.total_steps: expected at most {errors.INT32_MAX} updates of "
-                    f"{runner.steps_per_update} agent steps, got {self.total_steps}"
-                )
-            if self.profile_update is not None and self.profile_update >= num_updates:
-                raise errors.UserError(
-                    f"Experiment.profile_update: expected less than {num_updates}, the updates of "
-                    f"the run; got {self.profile_update}"
-                )
-            # Agents make their network at its first use: here, where its options are refused, not
-            # in an evaluation while another thread trains, whose configuration gin then has.
-            for each in filter(None, (agent, greedy)):
-                jax.eval_shape(lambda agent=each: agent.init_actor(jnp.zeros(1, jnp.int32), 1))
-            if all(map(config.names_of, (self.environment, self.agent, self.runner_class()))):
-                config.refuse_supplied()  # parts made in Python may replace bound values
-            return Parts(environment, agent, runner, evaluator, greedy_evaluator, num_updates)
+        if self.profile_update is not None and self.profile_update >= num_updates:
+            raise errors.UserError(
+                f"Experiment.profile_update: expected less than {num_updates}, the updates of "
+                f"the run; got {self.profile_update}"
+            )
+        # Agents make their network at its first use: here, where its options are refused.
+        for policy in filter(None, (agent, greedy)):
+            jax.eval_shape(lambda agent=policy: agent.init_actor(jnp.zeros(1, jnp.int32), 1))
+        return Parts(environment, agent, runner, evaluator, greedy_evaluator, num_updates)
 
     def text(self) -> str:
         """Returns the text of `config.gin`; an empty one where Python set or replaced options."""
-        with self.configured():
-            return config.text() if self._is_loaded else ""
+        return self._texts.bindings if self._is_loaded else ""
 
-    def configured(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which gin has this experiment's configuration."""
-        return config.using(self._state)
+    @property
+    def texts(self) -> config.Texts:
+        """The configuration that was loaded, also if Python replaced options since."""
+        return self._texts
 
 
 def load(gin_files: Sequence[str], gin_bindings: Sequence[str] = ()) -> Experiment:
-    """Returns the experiment that .gin files and bindings describe (see `config.parse`).
+    """Returns the experiment that .gin files and bindings describe (see `config.Configuration`).
 
     If they leave the runner to the environment, it is chosen here, so that the configuration names
     one runner and no option of the other.
 
     Raises:
-      errors.UserError: see `config.parse`; a part refuses its options; or another thread trains.
+      errors.UserError: see `config.Configuration`; or a part refuses its options.
     """
-
-    def read(bindings: Sequence[str]) -> Experiment:
-        config.parse(gin_files, bindings, Experiment)
-        with config.user_errors("Experiment"):
-            made = config.configurable(Experiment)()
-        object.__setattr__(made, "_is_loaded", True)
-        return made
-
-    with config.exclusive():
-        settings = read(gin_bindings)
+    with config.LOCK:
+        configuration = config.Configuration(gin_files, gin_bindings, Experiment)
+        settings: Experiment = configuration.make()
         if isinstance(settings.runner, tuple):
-            name = config.names_of(settings.runner_class())[0]
-            settings = read([*gin_bindings, f"RUNNER = @{name}"])
+            configuration.choose("runner", settings.runner.index(settings.runner_class()))
+            settings = configuration.make()
+        object.__setattr__(settings, "_texts", configuration.texts())
+        object.__setattr__(settings, "_is_loaded", True)
     return settings
 
 
@@ -263,6 +251,7 @@ def check(parts: Parts, seed: int, tracker: loggers.WeightsAndBiases | None = No
 
 def _make(part: str, make: Callable[..., Any], protocol: type, **arguments: Any) -> Any:
     """Builds a part, and checks the types of its options and the members of its protocol."""
+    errors.refuse_bound(make, **arguments)
     with config.user_errors(f"Experiment.{part}"):
         made = make(**arguments)
     if dataclasses.is_dataclass(made):

@@ -6,12 +6,9 @@ import json
 import logging
 import math
 import pathlib
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import Any
 
 import jax
@@ -29,8 +26,7 @@ from podracers import (
 )
 from podracers.checkpoints import checkpoint, storage
 from podracers.hosts import peers, processes
-from podracers.supervision import watchdog
-from podracers.training import config, initial_run, loggers, run_directory
+from podracers.training import clock, config, initial_run, loggers, run_directory, stop_request
 from podracers.training import experiment as experiment_lib
 from podracers.training import summary as summary_lib
 
@@ -39,90 +35,7 @@ _NUM_EVALUATIONS = 20  # of a run, about, where no option counts updates between
 _DISPATCH_TIME = 5.0  # seconds, about: a stop waits for the end of a dispatch
 
 _LOGGER = logging.getLogger(__name__)
-
-
-class StopRequest:
-    """Records `watchdog.STOP_SIGNALS` instead of ending the process; a context manager.
-
-    True once a signal has arrived. A second Ctrl-C raises `KeyboardInterrupt`. Outside the main
-    thread, where Python allows no signal handlers, it is never true.
-    """
-
-    def __init__(self):
-        self.signal: signal.Signals | None = None
-        self._previous = {}
-
-    def __bool__(self) -> bool:
-        return self.signal is not None
-
-    def __enter__(self) -> "StopRequest":
-        if threading.current_thread() is threading.main_thread():
-            for number in watchdog.STOP_SIGNALS:
-                # `nohup` ignores SIGHUP; a program around this one may handle the others.
-                is_default = signal.getsignal(number) is signal.SIG_DFL
-                if is_default or number in (signal.SIGTERM, signal.SIGINT):
-                    self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        if self.signal is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
-        # The signal may have interrupted a write to the same stream, or ended its reader.
-        with contextlib.suppress(RuntimeError, OSError):
-            print(f"{self.signal.name}: saving a checkpoint, then leaving", file=sys.stderr)
-
-
-@dataclasses.dataclass
-class Clock:
-    """Times of a run over all its starts; checkpoints store the fields.
-
-    The first dispatch after a start compiles, so neither its time nor its steps count in a rate.
-    """
-
-    wall: float = 0.0  # seconds of earlier starts
-    training: float = 0.0  # seconds of dispatches, without the first one of each start
-    steps: int = 0  # agent steps in `training`
-    first_dispatch: float = 0.0  # seconds of the first dispatches of all starts; they compile
-    evaluation_steps: int = 0  # agent steps of evaluations, of one member of the population
-
-    def __post_init__(self):
-        self._start = time.perf_counter() - self.wall
-        self._is_compiled = False
-        self._lap = self.training, self.steps  # at the latest call of `lap_rate`
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start of the run, earlier starts included."""
-        return time.perf_counter() - self._start
-
-    @property
-    def rate(self) -> float:
-        """Agent steps per second of training, without compilation; NaN before it is known."""
-        return self.steps / self.training if self.training else math.nan
-
-    def add_dispatch(self, seconds: float, steps: int) -> None:
-        """Adds one dispatch, from its launch to its metrics."""
-        if not self._is_compiled:
-            self._is_compiled = True
-            self.first_dispatch += seconds
-            return
-        self.training += seconds
-        self.steps += steps
-
-    def lap_rate(self) -> float:
-        """Returns agent steps per second since the last call; NaN without a compiled dispatch."""
-        seconds, steps = self.training - self._lap[0], self.steps - self._lap[1]
-        self._lap = self.training, self.steps
-        return steps / seconds if seconds else math.nan
-
-    def record(self) -> dict[str, float]:
-        """Returns the fields, from which a later start continues."""
-        return dataclasses.asdict(self) | {"wall": self.elapsed}
+_TRAINING = threading.Lock()  # held by the run that trains
 
 
 def _closing(close: Callable[[], None]) -> Callable[..., None]:
@@ -164,13 +77,13 @@ class Run:
         parts: experiment_lib.Parts,
         directory: run_directory.RunDirectory,
         *,
-        stop: StopRequest,
+        stop: stop_request.StopRequest,
         resume: bool = False,
         initial: initial_run.InitialRun | None = None,
         print_line: Callable[[str], None] = print,
         progress: bool = True,
     ):
-        self._clock = Clock()
+        self._clock = clock.Clock()
         self._experiment, self._parts, self._directory = experiment, parts, directory
         self._print_line = print_line if processes.is_lead() else lambda line: None
         self._progress = progress
@@ -210,15 +123,14 @@ class Run:
             )
             exits.push(_closing(self._checkpointer.close))
             exits.push(_closing(runner.close))
-            with experiment.configured():
-                for line in runner.describe():
-                    self._print_line(line)
-                if parts.evaluator.environment is not parts.environment:
-                    self._print_line("evaluations: in the environment's evaluation_environment")
-                self._print_line(self._schedule())
-                self._state = runner.init(experiment.seed)
-                if not resume or not self._restore():
-                    self._begin(initial or initial_run.load(experiment, parts))
+            for line in runner.describe():
+                self._print_line(line)
+            if parts.evaluator.environment is not parts.environment:
+                self._print_line("evaluations: in the environment's evaluation_environment")
+            self._print_line(self._schedule())
+            self._state = runner.init(experiment.seed)
+            if not resume or not self._restore():
+                self._begin(initial or initial_run.load(experiment, parts))
             self._exits = exits.pop_all()
         # Read now: the checkout may be at another commit by the end of the run.
         self._provenance = summary_lib.provenance()
@@ -250,7 +162,7 @@ class Run:
         assert restored is not None  # there is a latest step
         step, self._state, metadata = restored
         self._update = metadata["update"]
-        self._clock = Clock(**metadata["clock"])
+        self._clock = clock.Clock(**metadata["clock"])
         self._is_over = metadata.get("is_over", False) and self._experiment.on_log is not None
         if record := metadata.get("report"):
             report = metrics.Report.recorded(record)
@@ -333,7 +245,13 @@ class Run:
           errors.UserError: the environment breaks its contract, or another thread trains.
           errors.RunFailure: a metric is not finite, or a file cannot be written.
         """
-        with self._exits, self._experiment.configured():
+        with self._exits:
+            if not _TRAINING.acquire(blocking=False):
+                raise errors.UserError(
+                    "another thread of this process trains: two programs that sum over devices "
+                    "would wait for one another; wait for its end, or use a process of its own"
+                )
+            self._exits.callback(_TRAINING.release)
             self._open_loggers()
             while not (self._stopping or self._is_over) and self._update < self._parts.num_updates:
                 self._run_period()
@@ -585,7 +503,7 @@ class Run:
             return
         self._is_configuration_kept = True
         path = self._directory.operative_config
-        used = config.operative_text()
+        used = self._experiment.texts.operative
         hyperparameters = {
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in config.read(used, str(path)).items()
@@ -594,7 +512,7 @@ class Run:
         texts = {}
         is_logged = path.is_file() and path.read_bytes() == used.encode()
         if used and not is_logged:  # it is empty where Python configured everything
-            texts = {"config": config.text(), "operative_config": used}
+            texts = {"config": self._experiment.texts.bindings, "operative_config": used}
         for logger in self._loggers:
             logger.write_configuration(first_step, texts, hyperparameters)
         storage.write(path, used)  # last: a run that is killed before logs it when it resumes
@@ -671,13 +589,12 @@ def train(
     """
     directory = run_directory.RunDirectory(path)
     parts = experiment.build()
-    with experiment.configured():
-        experiment_lib.check(parts, experiment.seed, experiment.tracker)
-        if (shared := experiment.checkpoint_directory) is not None:
-            storage.require_shared("Experiment.checkpoint_directory", shared, False)
-        initial = initial_run.load(experiment, parts)
-        directory.create()
-        storage.write(directory.config, experiment.text())
-    with StopRequest() as stop:
+    experiment_lib.check(parts, experiment.seed, experiment.tracker)
+    if (shared := experiment.checkpoint_directory) is not None:
+        storage.require_shared("Experiment.checkpoint_directory", shared, False)
+    initial = initial_run.load(experiment, parts)
+    directory.create()
+    storage.write(directory.config, experiment.text())
+    with stop_request.StopRequest() as stop:
         options: dict[str, Any] = {"print_line": print_line, "progress": False}
         return Run(experiment, parts, directory, stop=stop, initial=initial, **options).train()

@@ -9,7 +9,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import logging
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
@@ -46,7 +45,7 @@ class Run:
     directory: run_directory.RunDirectory
     member: int  # index in the population
     seed: int | str  # a name of its own if the configuration computes the seed
-    given: Sequence[str]  # names of bound parameters
+    bound: Sequence[str]  # names of bound parameters
     values: dict[str, Any]  # all known parameters, with defaults
     changed: Set[str]  # names of parameters that a resume changed; their values are texts
 
@@ -60,7 +59,7 @@ class Run:
     @property
     def task(self) -> frozenset[tuple[str, str]]:
         """The environment inside its wrappers, and its bound parameters."""
-        return _task({name: self.values[name] for name in self.given})
+        return _task({name: self.values[name] for name in self.bound})
 
     def has(self, part: str) -> bool:
         """Returns whether a part, such as `PPO`, belongs to the run."""
@@ -73,16 +72,16 @@ def find(paths: Iterable[str]) -> list[str]:
     Raises:
       errors.UserError: there is no run in a folder, or in any of them.
     """
-    found = []
+    folders = []
     for path in map(pathlib.Path, paths):
-        own = path / "config.gin"
-        configs = [own] if own.is_file() else sorted(path.glob("**/config.gin"))
+        file = path / "config.gin"
+        configs = [file] if file.is_file() else sorted(path.glob("**/config.gin"))
         if not configs and not path.is_file():
             run_directory.RunDirectory(path).require()
-        found += [str(each.parent) for each in configs]
-    if not found:
+        folders += [str(config_file.parent) for config_file in configs]
+    if not folders:
         raise errors.UserError(f"expected folders of runs, got files: {', '.join(paths)}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(folders))
 
 
 def read(path: str) -> list[Run]:
@@ -92,40 +91,40 @@ def read(path: str) -> list[Run]:
       errors.UserError: its configuration cannot be read.
     """
     directory = run_directory.RunDirectory(path)
-    given = config.read(directory.read_config(), str(directory.config))
-    changed = _changes(directory, given)
+    bindings = config.read(directory.read_config(), str(directory.config))
+    changed = _changes(directory, bindings)
     used = directory.operative_config
     for role in _ROLES:
-        if role not in given:
+        if role not in bindings:
             raise errors.UserError(f"'{directory.config}' has no {role}")
-    values = (config.read(used.read_text("utf-8"), str(used)) if used.is_file() else {}) | given
+    values = (config.read(used.read_text("utf-8"), str(used)) if used.is_file() else {}) | bindings
     agent, runner = str(values["Experiment.agent"]), str(values["Experiment.runner"])
     options = values.get(f"{runner}.population_values") or {}
     first, runs = values.get("Experiment.seed", 0), []
     for index in range(values.get(f"{runner}.population") or 1):
-        own = {
+        member_values = {
             f"{agent}.{str(name).rpartition('.')[2]}": x[index % len(x)]
             for name, x in options.items()
         }
         plain = {
             _name(name, runner): x if isinstance(x, int | float) else str(x)
-            for name, x in (values | changed | own).items()
+            for name, x in (values | changed | member_values).items()
         }
-        names = [_name(name, runner) for name in given | changed | own]
+        names = [_name(name, runner) for name in bindings | changed | member_values]
         seed = first + index if isinstance(first, int) else f"{path}, member {index}"
         resumed = {_name(name, runner) for name in changed}
         runs.append(Run(directory, index, seed, names, plain, resumed))
     return runs
 
 
-def _changes(directory: run_directory.RunDirectory, given: Mapping[str, Any]) -> dict[str, str]:
+def _changes(directory: run_directory.RunDirectory, bindings: Mapping[str, Any]) -> dict[str, str]:
     """Returns the values over time, as a text, of each parameter that a resume changed."""
     files = {int(x.suffixes[0][1:]): x for x in directory.path.glob("config.*.gin")}
     periods: list[tuple[str, Mapping[str, Any]]] = [
         (f" to {step:,} steps", config.read(file.read_text("utf-8"), str(file)))
         for step, file in sorted(files.items())
     ]
-    periods.append(("", given))
+    periods.append(("", bindings))
     changes = {}
     for name in dict.fromkeys(name for _, values in periods for name in values):
         times = [(_text(values.get(name, "default")), end) for end, values in periods]
@@ -153,8 +152,8 @@ def panels(runs: Iterable[Run], metric: str) -> list[plotting.Panel]:
     """
     points = {run: curve(run, metric) for run in runs}
     by_environment, empty = collections.defaultdict(list), {}
-    for run, found in points.items():
-        if len(found):
+    for run, seed_points in points.items():
+        if len(seed_points):
             by_environment[run.environment].append(run)
         else:
             empty[run.directory.path] = None
@@ -163,10 +162,10 @@ def panels(runs: Iterable[Run], metric: str) -> list[plotting.Panel]:
     if not by_environment:
         raise errors.UserError(f"no run has logged '{metric}'")
     drawn = []
-    for environment, own in by_environment.items():
-        curves, scales, rows = {}, {}, _rows(own)
-        known = levels(own) if metric.endswith("return") else {}
-        for difference, group in _configurations(own):
+    for environment, members in by_environment.items():
+        curves, scales, rows = {}, {}, _rows(members)
+        known = levels(members) if metric.endswith("return") else {}
+        for difference, group in _configurations(members):
             newest = sorted(group, key=lambda run: run.directory.config.stat().st_mtime_ns)
             seeds = {run.seed: points[run] for run in newest}
             agent, _, runner = (group[0].values[role] for role in _ROLES)
@@ -176,11 +175,11 @@ def panels(runs: Iterable[Run], metric: str) -> list[plotting.Panel]:
             if "random policy" in known and (one := results.reference(agent, rows)) is not None:
                 scales[label] = known["random policy"], one
         # The legend has the other ones that a resume changed.
-        resumed = {name: run.values[name] for run in own for name in sorted(run.changed - IGNORED)}
+        resumed = {x: run.values[x] for run in members for x in sorted(run.changed - IGNORED)}
         shared = [
             f"{name.rpartition('.')[2]} = {text}"
             for name, text in resumed.items()
-            if all(run.values.get(name) == text for run in own)
+            if all(run.values.get(name) == text for run in members)
         ]
         title = "; ".join([environment, *shared])
         drawn.append(plotting.Panel(title, curves, known, scales))
@@ -192,11 +191,11 @@ def levels(runs: Iterable[Run]) -> dict[str, float]:
     rows, agents = _rows(runs), {run.values[_ROLES[0]] for run in runs}
     if len({run.task for run in runs}) > 1:
         return {}
-    found = results.levels([row for row in rows if row.agent.partition(",")[0] in agents] or rows)
+    scale = results.levels([row for row in rows if row.agent.partition(",")[0] in agents] or rows)
     directories = (run.directory for run in runs if run.directory.summary.is_file())
-    random = [each.read_summary().get("random_policy_return") for each in directories]
-    own = [value for value in random if value is not None]
-    return found | ({"random policy": float(np.mean(own))} if own else {})
+    random = [directory.read_summary().get("random_policy_return") for directory in directories]
+    returns = [value for value in random if value is not None]
+    return scale | ({"random policy": float(np.mean(returns))} if returns else {})
 
 
 def _rows(runs: Iterable[Run]) -> list[results.Row]:
@@ -208,17 +207,15 @@ def _rows(runs: Iterable[Run]) -> list[results.Row]:
 @functools.cache
 def _recorded() -> list[tuple[results.Row, frozenset[tuple[str, str]]]]:
     """Returns the rows of docs/results.json that have runs, with their tasks."""
-    found, logger = [], logging.getLogger(experiment.__name__)
+    recorded = []
     # A wheel has no results.
     rows = results.read(results.PATH).values() if results.PATH.is_file() else ()
-    logger.disabled = True  # variants replace parts of their files, which is no news here
     for row in (row for row in rows if row.runs):
         files = [row.gin_file, command_line.runner_file(row.runner.lower())]
         with contextlib.suppress(errors.UserError):  # a package of the environment is missing
-            experiment.load(files, row.gin_bindings)
-            found.append((row, _task(config.read(config.text(), row.name))))
-    logger.disabled = False
-    return found
+            text = experiment.load(files, row.gin_bindings).text()
+            recorded.append((row, _task(config.read(text, row.name))))
+    return recorded
 
 
 def _environment(values: Mapping[str, Any]) -> str:
@@ -231,15 +228,15 @@ def _environment(values: Mapping[str, Any]) -> str:
 
 def _task(values: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     part = _environment(values)
-    own = ((name, str(x)) for name, x in values.items() if name.startswith(f"{part}."))
-    return frozenset([("", part), *own])
+    parameters = ((name, str(x)) for name, x in values.items() if name.startswith(f"{part}."))
+    return frozenset([("", part), *parameters])
 
 
 def curve(run: Run, metric: str) -> np.ndarray:
     """Returns the curve of a run, or of a member of its population; without points if none."""
     log = run.directory.metrics
-    found = plotting.curves(loggers.read_rows(log) if log.exists() else [], metric)
-    return found[None] if None in found else [*found.values()][run.member]
+    by_seed = plotting.curves(loggers.read_rows(log) if log.exists() else [], metric)
+    return by_seed[None] if None in by_seed else [*by_seed.values()][run.member]
 
 
 def _configurations(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[Run]]]:
@@ -247,23 +244,23 @@ def _configurations(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[Run]
 
     A parameter of a part is compared between the configurations that have the part.
     """
-    given = dict.fromkeys([*_ROLES, *(name for run in runs for name in run.given)])
-    names = [name for name in given if name not in IGNORED]
+    bound = dict.fromkeys([*_ROLES, *(name for run in runs for name in run.bound)])
+    names = [name for name in bound if name not in IGNORED]
     groups = collections.defaultdict(list)
     for run in runs:
         groups[tuple(run.values.get(name) for name in names)].append(run)
-    found = [({}, group) for group in groups.values()]
+    configurations = [({}, group) for group in groups.values()]
     for name in names:
         part, _, short = name.rpartition(".")
         # A runner's parameters have one name under both; a run has those that its runner has.
         runners = {run.values[_ROLES[2]] for run in runs if name in run.values}
-        own = [
+        holders = [
             (difference, run)
-            for difference, (run, *_) in found
+            for difference, (run, *_) in configurations
             if (run.values[_ROLES[2]] in runners if part == "runner" else run.has(part))
         ]
-        if len({run.values.get(name) for _, run in own}) > 1:
-            for difference, run in own:
+        if len({run.values.get(name) for _, run in holders}) > 1:
+            for difference, run in holders:
                 text = _text(run.values.get(name, "default"))
                 difference[name if short in difference else short] = text
-    return found
+    return configurations

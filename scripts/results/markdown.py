@@ -11,8 +11,8 @@ from podracers import errors
 
 def table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """Returns a table."""
-    made = [headings, ["---"] * len(headings), *lines]
-    cells = [[cell.replace("|", r"\|") for cell in line] for line in made]
+    rows = [headings, ["---"] * len(headings), *lines]
+    cells = [[cell.replace("|", r"\|") for cell in line] for line in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
@@ -25,9 +25,9 @@ def fill(text: str, parts: Mapping[str, str]) -> str:
     for name, part in parts.items():
         begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->"
         pattern = f"(?<={re.escape(begin)}).*?(?={re.escape(end)})"
-        text, found = re.subn(pattern, lambda _, made=part: made, text, flags=re.DOTALL)
-        if found != 1:
-            raise errors.UserError(f"expected one '{begin.strip()}' and '{end}', found {found}")
+        text, count = re.subn(pattern, lambda _, new=part: new, text, flags=re.DOTALL)
+        if count != 1:
+            raise errors.UserError(f"expected one '{begin.strip()}' and '{end}', found {count}")
     return text
 
 

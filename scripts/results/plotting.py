@@ -108,11 +108,11 @@ def curves(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[int | None, n
     prefix = f"{metric}/seed_"
     seeds = {int(n.removeprefix(prefix)) for x in rows for n in x if n.startswith(prefix)}
     names = {seed: f"{prefix}{seed}" for seed in sorted(seeds)} or {None: metric}
-    found = {
+    rows_by_seed = {
         seed: [(x["step"], x["wall_time"], x[name]) for x in rows if x.get(name) is not None]
         for seed, name in names.items()
     }
-    return {seed: np.array(points, float).reshape(-1, 3) for seed, points in found.items()}
+    return {seed: np.array(points, float).reshape(-1, 3) for seed, points in rows_by_seed.items()}
 
 
 def band(curves: Sequence[np.ndarray], x: int = 0) -> Band:
@@ -155,8 +155,8 @@ def overall(panels: Sequence[Panel]) -> list[_Drawing]:
             ]
             tasks[label][panel.title] = (np.stack(scores) - zero) / (one - zero)  # [S, K]
     groups = [
-        (titles, [label for label, own in tasks.items() if own.keys() >= titles])
-        for titles in (own.keys() for own in tasks.values() if len(own) >= aggregates.MIN_TASKS)
+        (titles, [label for label, scaled in tasks.items() if scaled.keys() >= titles])
+        for titles in (x.keys() for x in tasks.values() if len(x) >= aggregates.MIN_TASKS)
     ]
     titles, labels = max(groups, key=lambda group: math.prod(map(len, group)), default=((), ()))
     if len(labels) < 2:
@@ -184,7 +184,7 @@ def page(
     """
     drawings = []
     for panel, x in itertools.product(panels, columns):
-        bands = {label: band(own, COLUMNS.index(x)) for label, own in panel.curves.items()}
+        bands = {label: band(seeds, COLUMNS.index(x)) for label, seeds in panel.curves.items()}
         bands = dict(sorted(bands.items(), key=lambda item: -item[1].mean[-1]))
         drawings.append(_Drawing(panel.title, bands, panel.levels, x, metric.replace("/", " ")))
     drawings += overall(panels)

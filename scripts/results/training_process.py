@@ -17,8 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from podracers import errors
-from podracers.training import config, experiment, run_directory
-from podracers.training import run as run_lib
+from podracers.training import experiment, run_directory, stop_request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _POLL_PERIOD = 0.1  # seconds
@@ -51,7 +50,7 @@ class Run:
         """Name in messages."""
         return f"{self.label}, seed {self.seed}"
 
-    def train(self, stop: run_lib.StopRequest) -> bool:
+    def train(self, stop: stop_request.StopRequest) -> bool:
         """Trains, or continues a run that was stopped; its output is that of this process.
 
         Args:
@@ -115,7 +114,7 @@ def plan(
         raise errors.UserError(f"{label}: expected the seed {seed}, got {settings.seed}")
     options = {"--gin_file": gin_files, "--gin_bindings": bindings}
     words = tuple(word for flag, values in options.items() for x in values for word in (flag, x))
-    digest = settings_digest(config.text())
+    digest = settings_digest(settings.text())
     directory = run_directory.RunDirectory(folder / f"{label}-{digest}" / f"seed-{seed}")
     return Run(label, seed, words, directory, int(settings.total_steps), digest)
 
@@ -129,7 +128,7 @@ def train_all(runs: Sequence[Run], record: Callable[[Run], None] | None = None) 
       Whether all are finished; None if the work was stopped.
     """
     complete = True
-    with run_lib.StopRequest() as stop:
+    with stop_request.StopRequest() as stop:
         for number, run in enumerate(runs, 1):
             state = "resuming" if run.directory.config.exists() else "training"
             state = "finished before" if run.directory.summary.exists() else state

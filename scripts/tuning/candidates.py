@@ -71,13 +71,13 @@ def fields(settings: Settings, start: Settings, num_devices: int) -> dict[str, A
 
     `devices` devices act, and as many others learn as divide; if all act, all learn, too.
     """
-    found = {name: value for name, value in settings.items() if value != start[name]}
-    if "devices" in found or "actor_threads" in found:
+    changed = {name: value for name, value in settings.items() if value != start[name]}
+    if "devices" in changed or "actor_threads" in changed:
         acting, threads = settings["devices"], settings["actor_threads"]
         actors = [device for device in range(acting) for _ in range(threads)]
         first = 0 if acting >= num_devices else acting
         sizes = range(max(num_devices - first, 1), 0, -1)
         learning = next(n for n in sizes if n % len(actors) == 0 or len(actors) % n == 0)
-        found["actor_devices"] = tuple(actors)
-        found["learner_devices"] = tuple(range(first, first + learning))
-    return {name: value for name, value in found.items() if FIELDS.get(name, name) == name}
+        changed["actor_devices"] = tuple(actors)
+        changed["learner_devices"] = tuple(range(first, first + learning))
+    return {name: value for name, value in changed.items() if FIELDS.get(name, name) == name}

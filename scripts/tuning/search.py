@@ -52,10 +52,10 @@ class Search:
         gained = True
         while gained and self.complete:
             gained = False
-            for name, given in choices.items():
+            for name, chosen in choices.items():
                 now = self.measured[self.best or 0][0]
                 ways = candidates.values(name, now, num_devices, num_cores)
-                ways = [[value] for value in given] if given else ways
+                ways = [[value] for value in chosen] if chosen else ways
                 gained |= any(self._follow([now | {name: x} for x in way]) for way in ways)
         if self.best and not self.measured[0][1].problem:
             fastest = self.measured[self.best][0]
@@ -66,7 +66,7 @@ class Search:
         """Measures settings while they gain; returns whether any did."""
         gained = False
         for settings in way:
-            known = next((outcome for each, outcome in self.measured if each == settings), None)
+            known = next((outcome for tried, outcome in self.measured if tried == settings), None)
             self.complete &= known is not None or self.needed() < self.budget
             if not self.complete:
                 break
@@ -137,14 +137,14 @@ def run(
     if first.facts is None:
         raise (errors.UserError if first.refused else errors.RunFailure)(first.problem)
     facts: trial.Facts = first.facts
-    found = Search(measure, budget, [(facts.settings, first)])
-    if found.needed() > budget:
-        raise errors.UserError(f"--minutes: expected at least {found.needed() / 60:.1f}")
+    result = Search(measure, budget, [(facts.settings, first)])
+    if result.needed() > budget:
+        raise errors.UserError(f"--minutes: expected at least {result.needed() / 60:.1f}")
     try:
-        own = {name: given for name, given in choices.items() if name in facts.settings}
-        found.run(own, facts.num_devices, facts.num_cores)
+        measurable = {name: chosen for name, chosen in choices.items() if name in facts.settings}
+        result.run(measurable, facts.num_devices, facts.num_cores)
     except KeyboardInterrupt:
-        found.interrupted = True
-    if found.best is None:
+        result.interrupted = True
+    if result.best is None:
         raise errors.RunFailure(f"no settings could be measured; the start: {first.problem}")
-    return found, facts
+    return result, facts

@@ -109,14 +109,14 @@ class _Trial:
         experiment.check(self._parts, self._settings.seed)
         runner, cores = self._parts.runner, len(os.sched_getaffinity(0))
         devices, names = jax.local_device_count(), ("num_envs", "rollout_length")
-        found = {name: getattr(runner, name) for name in names if hasattr(runner, name)}
+        options = {name: getattr(runner, name) for name in names if hasattr(runner, name)}
         if isinstance(runner, anakin.Anakin):
-            found["reset_batch"] = runner.reset_size
+            options["reset_batch"] = runner.reset_size
         if isinstance(runner, sebulba.Sebulba):
             actors, learners = set(runner.placement.actors), set(runner.placement.learners)
-            found["devices"] = len(actors) if actors.isdisjoint(learners) else devices
-            found["actor_threads"] = len(runner.placement.actors) // len(actors)
-            found["batches_per_actor"] = runner.num_batches
+            options["devices"] = len(actors) if actors.isdisjoint(learners) else devices
+            options["actor_threads"] = len(runner.placement.actors) // len(actors)
+            options["batches_per_actor"] = runner.num_batches
             if environment_lib.is_host(self._parts.environment):
-                found["num_threads"] = runner.num_threads or cores
-        return Facts(devices, cores, found, summary.provenance())
+                options["num_threads"] = runner.num_threads or cores
+        return Facts(devices, cores, options, summary.provenance())

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import rlax
 
-from agents import dqn, networks, optimization, replay
+from agents import dqn, networks
 from agents.networks import encoders, heads
+from agents.parts import optimization
+from agents.replay import replay
 from podracers import errors, types
 from tests import streams
 from tests.agents import experience
@@ -107,10 +109,10 @@ def test_the_loss_equals_a_slow_one(distribution, double):
     assert 5 < np.sum(~kept) < 30
     context = optimization.Context(0.0, target)
     output = jax.jit(agent.loss)(params, sample, context)
-    total = jax.grad(lambda p: agent.loss(p, sample, context).metrics["loss/total"].total)
+    total = jax.grad(lambda p: agent.loss(p, sample, context).loss.total)
     assert "scatter" not in str(jax.make_jaxpr(total)(params))  # a TPU's is a loop over numbers
     loss = np.sum((sample.weight * losses)[kept]) / kept.sum()
-    np.testing.assert_allclose(output.metrics["loss/total"].result(), loss, rtol=1e-4)
+    np.testing.assert_allclose(output.loss.result(), loss, rtol=1e-4)
     value = output.metrics["value/target"].result()
     np.testing.assert_allclose(value, targets[kept].mean(), rtol=1e-4, atol=1e-5)
     priority = losses if distribution else np.sqrt(2.0 * losses)
@@ -176,17 +178,14 @@ NUM_ENVS, LENGTH = 4, 5
 def counting_loss(monkeypatch):
     """A loss with a gradient of -1: each gradient step of Adam adds the learning rate."""
 
-    def init_learner(self, key):
-        params = {"w": jnp.zeros(())}
-        return optimization.Learner.create(self._optimizer.init(params), params, ())
-
     def loss(self, params, sample, context):
         reward = sample.rollout.timestep.reward[1:]
         loss = jnp.broadcast_to(-params["w"], reward.shape)
-        metrics = {"loss/total": types.Mean.of(loss), "reward": types.Mean.of(reward)}
-        return optimization.LossOutput(metrics, jnp.ones(sample.weight.shape))
+        priority = jnp.ones(sample.weight.shape)
+        metrics = {"reward": types.Mean.of(reward)}
+        return optimization.LossOutput(types.Mean.of(loss), metrics, priority)
 
-    monkeypatch.setattr(dqn.DQN, "init_learner", init_learner)
+    monkeypatch.setattr(dqn.DQN, "init_params", lambda self, key: {"w": jnp.zeros(())})
     monkeypatch.setattr(dqn.DQN, "loss", loss)
 
 

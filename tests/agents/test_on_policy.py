@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import impala, networks, optimization, policy, ppo, pqn, returns
+from agents import impala, networks, ppo, pqn
 from agents.networks import cores, encoders
+from agents.parts import actor_critic, optimization, returns
 from podracers import parallel, types
 from tests import contract, streams
 from tests.agents import experience
@@ -81,7 +82,8 @@ def _compiled(agent: Any, num_devices: int):
         return state.learner, parallel.global_sum(means)
 
     columns = P(None, parallel.AXIS)
-    rollout = types.Rollout(columns, columns, columns, actor_state=P(parallel.AXIS))
+    rows = P(parallel.AXIS)
+    rollout = types.Rollout(columns, columns, columns, actor_state=rows, age=rows)
     return jax.jit(experience.on_devices(update, num_devices, (P(), rollout)))
 
 
@@ -98,7 +100,7 @@ def _slow_ppo(before, timestep, rollout, kept, values):
     target = advantage + values[:-1]
     advantage = (advantage - advantage[kept].mean()) / advantage[kept].std()
     # Two updates after a policy acted, the proximal one is two thirds of the way to the newest.
-    share = np.where(rollout.extras.update == -2, 2 / 3, 0.0)
+    share = np.where(rollout.age == 2, 2 / 3, 0.0) if np.size(rollout.age) else np.zeros(BATCH)
     move = share * np.asarray(_log_prob(before, rollout)[0] - rollout.extras.log_prob)
     rho = np.where(share > 0.0, np.minimum(np.exp(move), 0.95), 1.0)
 
@@ -163,17 +165,6 @@ FIRST_STEP = {
 }
 
 
-def test_a_population_computes_no_proximal_policy_where_data_are_new():
-    agent, learner, rollout = _given("ppo", "feed_forward")
-
-    def update(learner, rollout):
-        return agent.update(types.AgentState(learner, ()), rollout, jax.random.key(4))
-
-    members = jax.tree.map(lambda x: np.stack([x, x]), (learner, rollout))
-    traced = jax.make_jaxpr(experience.on_devices(jax.vmap(update), in_specs=P()))(*members)
-    assert " cond[" in str(traced)  # `vmap` would compute both branches
-
-
 @pytest.mark.parametrize(
     ("name", "network", "num_devices", "is_old"),
     [
@@ -195,9 +186,8 @@ def test_an_update_equals_a_slow_one(name, network, num_devices, is_old):
     given = _given(name, network)
     if is_old:
         move = jax.jit(functools.partial(experience.perturbed, scale=0.2, seed=5))
-        update = np.where(np.arange(BATCH) % 2 == 0, -2, 0) * np.ones((LENGTH, 1), np.int32)
-        extras = given.rollout.extras._replace(update=update)
-        rollout = given.rollout._replace(extras=extras)
+        age = np.where(np.arange(BATCH) % 2 == 0, 2, 0).astype(np.int32)
+        rollout = given.rollout._replace(age=age)
         given = given._replace(learner=jax.device_get(move(given.learner)), rollout=rollout)
     # Only one action is legal at the end, seldom the one of the highest value.
     mask = given.rollout.timestep.observation["action_mask"].copy()
@@ -278,17 +268,17 @@ def test_the_option_and_the_default_of_the_previous_action_and_reward(network, o
 def test_the_learning_rate_and_epsilon_fall_with_agent_steps(name):
     given = _given(name, "frames" if name == "pqn" else "lstm")
     for updates, portion in {0: 1.0, 1: 0.9, 5: 0.5, 10: 0.0, 15: 0.0}.items():
-        learner, steps = given.learner._replace(update=np.int32(updates)), LENGTH * BATCH
-        if name == "pqn":
-            learner = learner._replace(agent_steps=np.float32(updates * steps))
+        steps = LENGTH * BATCH
+        counts = {"update": np.int32(updates), "agent_steps": np.float32(updates * steps)}
+        learner = given.learner._replace(**counts)
         after, means = _update(given._replace(learner=learner))
         assert after.update == updates + 1
-        assert getattr(after, "agent_steps", (updates + 1) * steps) == (updates + 1) * steps
+        assert after.agent_steps == (updates + 1) * steps
         np.testing.assert_allclose(means["learning_rate"], 0.02 * portion, rtol=1e-5, atol=1e-8)
         if portion == 0.0:
             streams.assert_same(after.params, learner.params)
         if name == "pqn":
-            epsilon = given.agent.actor_params(learner).epsilon
+            epsilon = given.agent.actor_params(learner).exploration
             np.testing.assert_allclose(epsilon, max(1.0 - 0.25 * updates, 0.5))
 
 
@@ -302,10 +292,11 @@ def test_the_divergence_of_ppo_is_that_from_the_proximal_policy():
     timestep = types.TimeStep(observation, reward, reward + 1.0, going)
     action = np.int32([[0]] * 9 + [[1]])
     log_prob = np.log(np.where(action == 0, 0.9, 0.1)).astype(np.float32)
-    extras = policy.Extras(action, log_prob, reward[1:], update=action * 0)
-    extras, rho = agent._proximal(params, np.int32(1), (), timestep, extras)
+    extras = actor_critic.Extras(action, log_prob, reward[1:])
+    rollout = types.Rollout(timestep, action, extras, (), age=np.ones(1, np.int32))
+    extras, rho = agent._proximal(params, (), timestep, rollout)
     current = jax.tree.map(lambda x: x[:-1], timestep)
-    batch = policy.Batch(current, extras, reward[1:], reward[1:], reward[1:] + 1.0, rho)
+    batch = actor_critic.Batch(current, extras, reward[1:], reward[1:], reward[1:] + 1.0, rho)
     context = optimization.Context(jnp.float32(0.0))
     metrics = agent.loss(params, (batch, ()), context).metrics
     proximal = np.sqrt([0.9 * 0.5, 0.1 * 0.5])  # not normalised
@@ -317,7 +308,8 @@ def test_the_divergence_of_ppo_is_that_from_the_proximal_policy():
 def test_clip_and_entropy_cost_of_ppo_fall_with_agent_steps():
     """Half of the schedule is over after five rollouts: as if the options had these values."""
     given = _given("ppo", "frames")
-    learner = experience.perturbed(given.learner, 0.5, seed=7)._replace(update=jnp.int32(5))
+    learner = experience.perturbed(given.learner, 0.5, seed=7)
+    learner = learner._replace(agent_steps=jnp.float32(5 * LENGTH * BATCH))
 
     def means(**options):
         agent = dataclasses.replace(given.agent, **options)

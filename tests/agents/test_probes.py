@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import dqn, impala, muzero, networks, ppo, pqn, r2d2, sac, tree_search, vmpo
+from agents import dqn, impala, muzero, networks, ppo, pqn, r2d2, sac, vmpo
 from agents.networks import cores, encoders, heads
 from agents.networks import muzero as muzero_networks
 from agents.networks import sac as sac_networks
+from agents.search import tree_search
 from environments import probes
 from podracers import agent as agent_lib
 from podracers import anakin, environment, evaluation, types

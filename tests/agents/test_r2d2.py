@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import categorical, networks, optimization, r2d2, replay, returns, sac
+from agents import networks, r2d2, sac
 from agents.networks import cores, encoders
 from agents.networks import sac as sac_networks
+from agents.parts import categorical, optimization, returns
+from agents.replay import replay
 from podracers import errors
 from tests import streams
 from tests.agents import experience
@@ -79,7 +81,7 @@ def _loss():
         rollout = AGENT.stored(rollout)
         rollout = rollout._replace(timestep=AGENT.preprocess.apply((), rollout.timestep))
         learnt = AGENT.loss(params, replay.Sample(rollout, None, weight, None), context)
-        return learnt.metrics["loss/total"].result(), learnt
+        return learnt.loss.result(), learnt
 
     return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True, allow_int=True))
 
@@ -97,7 +99,7 @@ def test_the_loss_equals_a_slow_one(given, loss):
     error, priority = _slow_errors(rollout, taken, _chosen(older, best))
     last = rollout.timestep.last()[BURN_IN:-1]
     expected = np.sum((0.5 * error**2 * weight)[~last]) / np.sum(~last)
-    np.testing.assert_allclose(learnt.metrics["loss/total"].result(), expected, rtol=1e-4)
+    np.testing.assert_allclose(learnt.loss.result(), expected, rtol=1e-4)
     np.testing.assert_allclose(learnt.priority, priority, rtol=1e-4)
     # No gradient passes the burn-in or the target.
     assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(gradient))

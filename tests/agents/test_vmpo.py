@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import policy, returns, vmpo
+from agents import vmpo
+from agents.parts import actor_critic, returns
 from podracers import parallel, types
 from tests import contract, streams
 from tests.agents import experience
@@ -92,11 +93,11 @@ def test_the_loss_equals_a_slow_one(name, bounds):
     kept = ~timestep.last()
     advantage[~kept] = np.nan
     rho = rng.uniform(0.2, 2.0, advantage.shape).astype(np.float32)
-    batch = policy.Batch(timestep, rollout.extras, advantage, target, 1.0 * kept, rho)
+    batch = actor_critic.Batch(timestep, rollout.extras, advantage, target, 1.0 * kept, rho)
 
     def loss(params):
-        metrics = agent.loss(params, (batch, core), learner.context).metrics
-        return metrics["loss/total"].result(), metrics
+        learnt = agent.loss(params, (batch, core), learner.context)
+        return learnt.loss.result(), learnt.metrics | {"loss/total": learnt.loss}
 
     run = experience.on_devices(jax.grad(loss, has_aux=True), 1, (experience.REPLICATED,))
     gradient, means = jax.device_get(jax.jit(run)(learner.params))
@@ -166,8 +167,7 @@ def test_steps_of_an_older_policy_are_weighted_halfway_to_the_target_policy():
     agent = dataclasses.replace(agent, epochs=1, num_minibatches=1)
     move = jax.jit(functools.partial(experience.moved, scale=0.2, seed=6))
     learner = learner._replace(target=jax.device_get(move(learner.params.network)))
-    update = rollout.extras.update - 1
-    rollout = rollout._replace(extras=rollout.extras._replace(update=update))
+    rollout = rollout._replace(age=np.ones(BATCH, np.int32))
 
     def mean_rho(learner, rollout):
         state = types.AgentState(learner, ())

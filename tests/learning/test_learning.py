@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from podracers.training import experiment, run, run_directory
+from podracers.training import experiment, run, run_directory, stop_request
 
 # What every seed must reach in the final evaluation (of sampled actions where policies
 # are stochastic), and what is the most.
@@ -43,7 +43,7 @@ def test_experiment_learns(name, tmp_path):
     bindings = [f"Anakin.population = {_SEEDS.get(name, 3)}", "Anakin.num_devices = 1"]
     settings = experiment.load([f"gin/experiments/{name}.gin"], bindings)
     directory = run_directory.RunDirectory(tmp_path)
-    with run.StopRequest() as stop:
+    with stop_request.StopRequest() as stop:
         summary = run.Run(settings, settings.build(), directory, stop=stop).train()
     reached = summary["evaluation"]
     by_seed = list(reached.get("return_by_seed", {"": reached["return"]}).values())

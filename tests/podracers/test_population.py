@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from agents import options
+from agents.parts import options
 from podracers import anakin, errors, evaluation, population
 from tests import contract, streams
 

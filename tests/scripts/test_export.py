@@ -19,11 +19,12 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import alphazero, dqn, networks, ppo, sac, tree_search
+from agents import alphazero, dqn, networks, ppo, sac
 from agents.meta import rules
 from agents.meta.lpg import rule as rule_lib
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
+from agents.search import tree_search
 from environments import catch, wrappers
 from podracers import environment, errors, precision, trees, types
 from podracers.commands import export

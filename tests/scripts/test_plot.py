@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from podracers.training import config, experiment, run_directory
+from podracers.training import experiment, run_directory
 
 CATCH = "gin/experiments/catch_ppo.gin"
 CARTPOLE = "gin/experiments/cartpole_ppo.gin"
@@ -27,12 +27,12 @@ def _make(tmp_path):
     def make(files, *bindings, seeds=(), value=0.0, used="", steps=(10, 20)):
         nonlocal count
         count += 1
-        experiment.load(files, bindings)
+        text = experiment.load(files, bindings).text()
         directory = run_directory.RunDirectory(tmp_path / f"catch-{count}")
         directory.path.mkdir()
-        directory.config.write_text(config.text())
+        directory.config.write_text(text)
         if used:
-            directory.operative_config.write_text(config.text() + used)
+            directory.operative_config.write_text(text + used)
         values = {"loss": value, "episode/return": value}
         values |= {f"episode/return/seed_{seed}": value + 100 * seed for seed in seeds}
         rows = [

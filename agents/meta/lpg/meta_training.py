@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agents import optimization, options, returns
 from agents.meta.lpg import acting, tabular
 from agents.meta.lpg import bandit as bandit_lib
 from agents.meta.lpg import rule as rule_lib
+from agents.parts import optimization, options, returns
 from podracers import environment, errors, tasks, types, unroll
 
 
@@ -67,7 +67,7 @@ class LPG:
     A rollout of a lifetime has `updates + 1` chunks. The rule updates the agent after each chunk
     except the last. The last chunk, collected by the updated agent, is the validation data: the
     rule ascends the policy gradient of that chunk, differentiated through all updates.
-    `agents.options` describes the options that are not listed here.
+    `agents.parts.options` describes the options that are not listed here.
 
     Attributes:
       spec: specification of `environments.meta.lifetimes.Lifetimes`.
@@ -261,7 +261,7 @@ class LPG:
             + self.prediction_target_cost * terms["rule/prediction_target"]
         )
         means = {name: types.Mean.of(values) for name, values in terms.items()}
-        return optimization.LossOutput({"loss/total": types.Mean.of(total), **means})
+        return optimization.LossOutput(types.Mean.of(total), means)
 
     def _lifetime_loss(self, rule_params: types.PyTree, batch: _Batch) -> dict[str, jax.Array]:
         """Returns the terms of one lifetime's meta-loss; entropies are means over all chunks."""

@@ -14,10 +14,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from agents import options
 from agents.meta.rules import interface
 from agents.networks import cores
 from agents.networks import network as networks
+from agents.parts import options
 from podracers import types
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import returns
 from agents.meta.lpg import rule as rule_lib
 from agents.networks import layers, tables
+from agents.parts import returns
 from podracers import environment, tasks, types
 
 

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agents import options, returns
 from agents.meta.lpg import acting, rule, tabular
+from agents.parts import options, returns
 from podracers import environment
 
 

@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import networks, optimization, options, policy, replay, returns
+from agents import networks
 from agents.meta.rules import interface
 from agents.meta.rules.network import rule_network
 from agents.networks import encoders, heads, layers
+from agents.parts import optimization, options, returns
+from agents.replay import replay
 from podracers import errors, types
 
 
@@ -27,22 +29,20 @@ class Extras(NamedTuple):
     behaviour: jax.Array  # [T, B, A] logits of the policy
 
 
-class Learner(NamedTuple):
-    """Learner state, with the rule; identical on every device."""
+class Teacher(NamedTuple):
+    """The source of targets, in the learner's field `target`."""
 
-    train_state: optimization.TrainState
-    normalizer: Any  # observation statistics; () without normalisation
-    rule: types.PyTree  # parameters of the rule
-    rule_state: types.PyTree  # state of the rule in this lifetime
-    update: jax.Array  # int32, rollouts so far
+    params: types.PyTree  # of the rule
+    state: types.PyTree  # of the rule, in this lifetime
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class RuleAgent(options.Adam):
+class RuleAgent(optimization.GradientAgent, options.Adam):
     """An agent trained by a rule, on each rollout once or on sequences from replay.
 
     The input of the rule is a rollout, or a replayed sequence of the same length, which should be
-    close to the length in its meta-training. `agents.options` describes options not listed here.
+    close to the length in its meta-training. `agents.parts.options` describes options that are not
+    listed here.
 
     Attributes:
       load: returns a rule and its parameters, such as `rule_file.load` or `disco.load`.
@@ -133,28 +133,20 @@ class RuleAgent(options.Adam):
             buffer = self._replay(rollout_length, self.replay_ratio)
             buffer.check_run(self, num_envs, rollout_length, num_updates)
 
-    def init_learner(self, key: jax.Array) -> Learner:
+    def init_params(self, key: jax.Array) -> types.PyTree:
+        return self.net.init(key, networks.zero_timestep(self.spec))
+
+    def init_learner(self, key: jax.Array) -> optimization.Learner:
         """Returns initial parameters of the agent, and the rule at the start of a lifetime."""
         agent_key, rule_key = jax.random.split(key)
-        params = self.net.init(agent_key, networks.zero_timestep(self.spec))
-        rule, rule_params = self._loaded
-        if rule_params is None:
-            rule_params = rule.init(rule_key)
-        return Learner(
-            train_state=self._optimizer.init(params),
-            normalizer=self.preprocess.init(self.spec.observation),
-            rule=jax.tree.map(jnp.asarray, rule_params),
-            rule_state=rule.init_state(params),
-            update=jnp.zeros((), jnp.int32),
-        )
+        learner, (rule, params) = super().init_learner(agent_key), self._loaded
+        params = rule.init(rule_key) if params is None else jax.tree.map(jnp.asarray, params)
+        return learner._replace(target=Teacher(params, rule.init_state(learner.params)))
 
-    def restart(self, learner: Learner) -> Learner:
-        """Returns a fresh learner with the optimizer and the rule's state of its parameters."""
-        params = learner.train_state.params
-        return learner._replace(
-            train_state=self._optimizer.init(params),
-            rule_state=self._loaded[0].init_state(params),
-        )
+    def restart(self, learner: optimization.Learner) -> optimization.Learner:
+        """Returns a fresh learner with the rule's state at the start of a lifetime."""
+        teacher = learner.target._replace(state=self._loaded[0].init_state(learner.params))
+        return super().restart(learner)._replace(target=teacher)
 
     def init_memory(self, rollout: types.Rollout) -> Any:
         """Returns an empty replay of this device's streams; `()` without replay."""
@@ -165,10 +157,6 @@ class RuleAgent(options.Adam):
     def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
         """Returns the initial core of the network for `B` streams."""
         return self.net.initial_core(env_id.shape[0])
-
-    def actor_params(self, learner: Learner) -> policy.ActorParams:
-        """Returns the parameters and the statistics of the observations."""
-        return policy.ActorParams(learner.train_state.params, learner.normalizer)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
@@ -184,10 +172,8 @@ class RuleAgent(options.Adam):
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes one gradient step on a rollout, or the steps on replay that its ratio allows."""
         learner, memory = state
-        agent_steps = optimization.agent_steps(learner.update, rollout)
-        learn = functools.partial(
-            self._learn, learning_rate=self._optimizer.learning_rate_at(agent_steps)
-        )
+        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+        learn = functools.partial(self._learn, learning_rate=learning_rate)
         if self.replay_ratio is None:
             learner, metrics = learn(learner, rollout)
         else:
@@ -195,34 +181,34 @@ class RuleAgent(options.Adam):
             memory = buffer.add(memory, rollout)
             num_steps = buffer.num_gradient_steps(memory, rollout, learner.update)
 
-            def step(learner: Learner, memory: replay.Memory, step_key: jax.Array):
+            def step(learner: optimization.Learner, memory: replay.Memory, step_key: jax.Array):
                 learner, metrics = learn(learner, buffer.sample(memory, step_key).rollout)
                 return learner, memory, metrics
 
             learner, memory, metrics = buffer.repeat(step, num_steps, learner, memory, key)
-        normalizer = self.preprocess.update_statistics(learner.normalizer, rollout.timestep)
-        learner = learner._replace(normalizer=normalizer, update=learner.update + 1)
-        return types.AgentState(learner, memory), metrics
+        return types.AgentState(learner.observe(rollout, self.preprocess), memory), metrics
 
     def _learn(
-        self, learner: Learner, rollout: types.Rollout, learning_rate: jax.Array
-    ) -> tuple[Learner, dict[str, types.Mean]]:
+        self, learner: optimization.Learner, rollout: types.Rollout, learning_rate: jax.Array
+    ) -> tuple[optimization.Learner, dict[str, types.Mean]]:
         """Takes one gradient step."""
         rollout = rollout._replace(
             timestep=self.preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
         )
-        params = learner.train_state.params
+        params, teacher = learner.params, learner.target
         unroll = functools.partial(self._unroll, rollout=rollout)
         experience = interface.Experience(
             rollout.timestep, rollout.action, rollout.extras.behaviour, unroll(params)
         )
         targets, rule_state = self._loaded[0].teach(
-            learner.rule, learner.rule_state, experience, params, unroll
+            teacher.params, teacher.state, experience, params, unroll
         )
         train_state, output = self._optimizer.gradient_step(
             self._loss, learner.train_state, (rollout, targets), learning_rate
         )
-        return learner._replace(train_state=train_state, rule_state=rule_state), output.metrics
+        target, count = teacher._replace(state=rule_state), learner.gradient_steps + 1
+        learner = learner._replace(train_state=train_state, target=target, gradient_steps=count)
+        return learner, output.metrics
 
     def _unroll(self, params: types.PyTree, rollout: types.Rollout) -> interface.Outputs:
         """Returns the outputs of parameters `[T + 1, B, ...]`."""
@@ -237,9 +223,8 @@ class RuleAgent(options.Adam):
         mean = functools.partial(types.Mean.of, weights=returns.weights(rollout.timestep))
         entropy = self.action_head.entropy(outputs[interface.POLICY][:-1], None)
         metrics = {f"loss/{name}": mean(loss) for name, loss in losses.items()}
-        return optimization.LossOutput(
-            {"loss/total": mean(total), **metrics, "policy/entropy": mean(entropy)}
-        )
+        metrics["policy/entropy"] = mean(entropy)
+        return optimization.LossOutput(mean(total), metrics)
 
 
 def _legal(outputs: interface.Outputs, timestep: types.TimeStep) -> interface.Outputs:

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import rlax
 
-from agents import categorical, returns
 from agents.meta.rules import disco_network, interface
 from agents.networks import layers
+from agents.parts import categorical, returns
 from podracers import parallel, types
 
 _SUPPORT = categorical.Support(bound=300.0, num_atoms=601)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import layouts
+from agents.backends import layouts
 from agents.networks import encoders, tables
 from podracers import errors, parallel
 from tests import streams

@@ -186,18 +186,20 @@ def test_a_larger_lag_is_bounded_and_recorded():
     lags = []
     for update in range(12):
         if update == 6:  # a slow learner: the queues limit how far actors run ahead
-            queues = runner._sessions[0].queues
-            with runner._sessions[0].supervisor.wait_until(
+            queues = runner._session.queues
+            with runner._session.supervisor.wait_until(
                 lambda queues=queues: all(len(queue.items) == lag for queue in queues)
             ):
                 pass
             time.sleep(0.1)
             assert [len(queue.items) for queue in queues] == [lag, lag]
         state, _ = runner.step(state, 1)
-        versions = contract.rollout(state).extras.version.reshape(-1, 2, contract.NUM_ENVS // 2)
+        rollout = contract.rollout(state)
+        versions = rollout.extras.version.reshape(-1, 2, contract.NUM_ENVS // 2)
         assert np.all(versions == versions[:1, :, :1])  # one in all of an actor's rollout
+        np.testing.assert_array_equal(rollout.age, update - versions[0].ravel())
         lags.extend(update - versions[0, :, 0])
-    assert sorted(runner._sessions[0].versions._values) == [9, 10, 11, 12]  # the rest is deleted
+    assert sorted(runner._session.versions._values) == [9, 10, 11, 12]  # the rest is deleted
     values = runner.diagnostics().values
     del runner, queues  # which nobody has closed
     processes.wait_for(lambda: pipeline.abandoned() == [])

@@ -13,7 +13,7 @@ import pytest
 from agents.meta import rules
 from agents.meta.rules import disco
 from podracers.checkpoints import checkpoint
-from podracers.training import experiment, initial_run, run, run_directory
+from podracers.training import experiment, initial_run, run, run_directory, stop_request
 from tests import contract, processes, streams
 
 # Statistics of observations and of value targets.
@@ -137,7 +137,9 @@ def test_a_run_keeps_where_it_began_and_reads_it_once(folder, tmp_path):
     assert run.train(settings, directory.path)["initial_run"] == expected
     shutil.rmtree(source)
     settings = _settings(folder, *bindings)
-    resumed = run.Run(settings, settings.build(), directory, stop=run.StopRequest(), resume=True)
+    resumed = run.Run(
+        settings, settings.build(), directory, stop=stop_request.StopRequest(), resume=True
+    )
     summary = resumed.train()
     assert (summary["initial_run"], summary["updates"]) == (expected, 2)
     record = json.loads((directory.path / "checkpoints/128/metadata/metadata").read_text())

@@ -30,7 +30,7 @@ from podracers import errors, evaluation, metrics, types
 from podracers.checkpoints import checkpoint
 from podracers.commands import train
 from podracers.supervision import watchdog
-from podracers.training import config, experiment, run, run_directory, trained
+from podracers.training import clock, experiment, run, run_directory, stop_request, trained
 from podracers.training import summary as summary_lib
 from tests import documented, processes
 
@@ -94,7 +94,7 @@ def settings(tmp_path_factory):
 def population(settings, tmp_path_factory):
     """A run of two seeds, whose periods do not divide one another; its folder and summary."""
     directory = run_directory.RunDirectory(tmp_path_factory.mktemp("population"))
-    directory.config.write_text(config.text())
+    directory.config.write_text(settings.text())
     summary, _ = _run(settings, directory)
     return directory, summary
 
@@ -121,15 +121,7 @@ def _events(directory, tag):
     ]
 
 
-@pytest.fixture(name="own_configuration")
-def _own_configuration():
-    """Restores gin's configuration, which is one for the whole process."""
-    with config.using(config.State({}, {}, set())):
-        yield
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_configuration")
 def test_tensorboard_has_the_configuration_once(tmp_path):
     directory = run_directory.RunDirectory(tmp_path / "run")
     directory.create()
@@ -137,7 +129,7 @@ def test_tensorboard_has_the_configuration_once(tmp_path):
     # The third start has another configuration.
     for lines, changed in ((1, []), (2, []), (3, ["PPO.entropy_cost = 0.5"])):
         settings = experiment.load(files, [*bindings, *changed])
-        directory.config.write_text(config.text())
+        directory.config.write_text(settings.text())
         stop = At(directory.path, lines)
         assert _run(settings, directory, stop, resume=lines > 1)[0] is None
         files, bindings = [str(directory.config)], []
@@ -233,7 +225,7 @@ def test_the_operative_configuration_gives_the_same_experiment(population):
         for field in dataclasses.fields(one):
             value = getattr(one, field.name)
             if (
-                field.name != "_state"
+                field.name != "_texts"
                 and not callable(value)
                 and not dataclasses.is_dataclass(value)
             ):
@@ -547,7 +539,7 @@ def test_a_signal_counts_after_the_reader_of_stderr_has_ended(monkeypatch):
     os.close(reader)  # as `tee`, which the same Ctrl-C ends
     stream = os.fdopen(writer, "w", buffering=1)
     monkeypatch.setattr(sys, "stderr", stream)
-    with run.StopRequest() as stop:
+    with stop_request.StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
     with contextlib.suppress(BrokenPipeError):
         stream.close()
@@ -557,8 +549,7 @@ def test_a_signal_counts_after_the_reader_of_stderr_has_ended(monkeypatch):
 def test_options_that_python_replaced_leave_no_configuration(settings, tmp_path):
     assert "checkpoint_period = 3" in settings.text()
     names = ("agent", "environment", "runner", "seed", "total_steps")
-    with settings.configured():  # gin's bindings are those of the files
-        made = experiment.Experiment(**{name: getattr(settings, name) for name in names})
+    made = experiment.Experiment(**{name: getattr(settings, name) for name in names})
     assert made.text() == ""
     replaced = dataclasses.replace(settings, seed=7)
     kept = {"checkpoint_directory": str(tmp_path / "kept")}
@@ -576,7 +567,7 @@ def test_options_that_python_replaced_leave_no_configuration(settings, tmp_path)
 @pytest.mark.parametrize("number", watchdog.STOP_SIGNALS)
 def test_a_signal_asks_to_stop_and_a_second_ctrl_c_interrupts(number, capsys):
     before = list(map(signal.getsignal, watchdog.STOP_SIGNALS))
-    with run.StopRequest() as stop:
+    with stop_request.StopRequest() as stop:
         assert not stop
         os.kill(os.getpid(), number)
         assert stop.signal == number and stop
@@ -592,7 +583,7 @@ def test_a_signal_asks_to_stop_and_a_second_ctrl_c_interrupts(number, capsys):
 )
 def test_a_signal_that_is_ignored_or_handled_does_not_stop(number, handler):
     before = signal.signal(number, handler)
-    with run.StopRequest() as stop:
+    with stop_request.StopRequest() as stop:
         os.kill(os.getpid(), number)
     assert not stop
     assert signal.signal(number, before) is handler
@@ -600,61 +591,41 @@ def test_a_signal_that_is_ignored_or_handled_does_not_stop(number, handler):
 
 def test_a_thread_can_train_without_signal_handlers():
     def is_stopped():
-        with run.StopRequest() as stop:
+        with stop_request.StopRequest() as stop:
             return bool(stop)
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         assert pool.submit(is_stopped).result() is False
 
 
-def test_threads_train_one_after_another(tmp_path, monkeypatch):
-    """The second is refused, in one line, and leaves nothing; their configurations stay apart."""
-    monkeypatch.setattr(config, "_PATIENCE", 0.05)
+def test_one_thread_trains_at_a_time(tmp_path):
+    """Another one is refused, and may load and build: their configurations stay apart."""
     file, short = str(processes.config_file(tmp_path)), "TOTAL_STEPS = 64"
     first, other = (experiment.load([file], [short, f"SEED = {seed}"]) for seed in (5, 6))
-    directory = run_directory.RunDirectory(tmp_path / "waiting")
-    directory.create()
-    waiting = run.Run(other, other.build(), directory, stop=At())
     begun, refused = threading.Event(), threading.Event()
 
-    def hold(_):  # the first line is printed while the parts are built
+    def hold(values):
         begun.set()
-        assert refused.wait(60)
+        assert refused.wait(processes.PATIENCE)
 
+    held = dataclasses.replace(first, on_log=hold)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        trained_first = pool.submit(run.train, first, tmp_path / "first", hold)
-        assert begun.wait(60)
-        for act in (
-            lambda: run.train(other, tmp_path / "refused"),
-            lambda: experiment.load([file], []),
-            other.build,
-            waiting.train,
-        ):
-            with pytest.raises(errors.UserError, match="another thread of this process") as caught:
-                act()
-            assert "\n" not in str(caught.value)
+        trained_first = pool.submit(run.train, held, tmp_path / "first")
+        assert begun.wait(processes.PATIENCE)
+        assert experiment.load([file], []).build() and other.build()
+        with pytest.raises(errors.UserError, match="another thread of this process trains"):
+            run.train(other, tmp_path / "other")
         refused.set()
         assert trained_first.result()["seed"] == 5
-    assert not (tmp_path / "refused").exists()
-    directory.lock.acquire()  # the run that was refused has freed it
     assert "SEED = 5" in (tmp_path / "first" / "operative_config.gin").read_text()
-    assert other.build()
-
-
-def test_a_thread_waits_while_another_one_loads(tmp_path):
-    file = str(processes.config_file(tmp_path))
-    held = config.exclusive()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool, held:
-        loaded = pool.submit(experiment.load, [file], [])
-        with pytest.raises(TimeoutError):
-            loaded.result(0.1)
-    assert loaded.result().seed == 3
+    directory = run_directory.RunDirectory(tmp_path / "other")
+    assert _run(other, directory)[0]["seed"] == 6  # its directory is free
 
 
 def test_times_add_up_over_starts_without_the_first_dispatch_of_each(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(run.time, "perf_counter", lambda: now[0])
-    first = run.Clock()
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
+    first = clock.Clock()
     first.add_dispatch(30.0, 64)
     assert math.isnan(first.lap_rate()) and math.isnan(first.rate)
     first.add_dispatch(2.0, 64)
@@ -663,7 +634,7 @@ def test_times_add_up_over_starts_without_the_first_dispatch_of_each(monkeypatch
     now[0] += 38.0
     record = first.record()
     now[0] += 1000.0  # between two starts
-    second = run.Clock(**record)
+    second = clock.Clock(**record)
     now[0] += 5.0
     second.add_dispatch(10.0, 64)
     assert math.isnan(second.lap_rate())

@@ -21,7 +21,7 @@ NO_COSTS = {
 
 def _total(agent, params, batch):
     rows = jax.tree.map(lambda x: x[None], batch)
-    return agent._loss(params, rows).metrics["loss/total"].result()
+    return agent._loss(params, rows).loss.result()
 
 
 def _case(**options):

@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from agents import cpu_kernels
+from agents.backends import cpu_kernels
 from podracers import parallel, types
 
 # Images of one pass through convolutions on CPU: 16 (the floats of a register) of 84 x 84 pixels,

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import replay, ring_buffer
+from agents.replay import replay, ring_buffer
 from podracers import errors, parallel, types
 from tests import contract, streams
 from tests.agents import experience

@@ -28,8 +28,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import networks, optimization, options, ring_buffer, sum_tree
-from podracers import environment, errors, parallel, types
+from agents import networks
+from agents.parts import optimization, options
+from agents.replay import ring_buffer, sum_tree
+from podracers import errors, parallel, types
 
 _SHARDS = 8
 _scope = functools.partial(jax.named_call, name="replay")  # the name in profiles
@@ -398,7 +400,7 @@ class Replay:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ReplayAgent(options.Learning, options.Adam):
+class ReplayAgent(optimization.GradientAgent, options.Learning, options.Adam):
     """Options and update of agents that learn from replay by Adam.
 
     A subclass has `net`, its network; `buffer`, a `Replay`; and `loss(params, sample, context)`,
@@ -435,37 +437,9 @@ class ReplayAgent(options.Learning, options.Adam):
         """The replay."""
         raise NotImplementedError
 
-    @property
-    def target_period(self) -> int:
-        """See `agents.options`; an option of agents with target parameters."""
-        return 1
-
-    @property
-    def target_rate(self) -> float:
-        """See `agents.options`; an option of agents with target parameters."""
-        return 1.0
-
     def init_params(self, key: jax.Array) -> types.PyTree:
         """Returns fresh parameters of the network."""
         return self.net.init(key, networks.zero_timestep(self.spec))
-
-    def init_learner(self, key: jax.Array) -> optimization.Learner:
-        params = self.init_params(key)
-        normalizer = self.preprocess.init(environment.without_state(self.spec.observation))
-        target = self.target_params(params)
-        return optimization.Learner.create(self._optimizer.init(params), target, normalizer)
-
-    def restart(self, learner: optimization.Learner) -> optimization.Learner:
-        """Returns a fresh learner with the optimizer and targets of its parameters."""
-        train_state = self._optimizer.init(learner.params)
-        target = self.target_params(learner.params)
-        return optimization.Learner.create(train_state, target, learner.normalizer)
-
-    def loss(
-        self, params: types.PyTree, sample: Sample, context: optimization.Context
-    ) -> optimization.LossOutput:
-        """Returns the loss of a sample, and the priorities of its sequences."""
-        raise NotImplementedError
 
     def check_run(self, num_envs: int, rollout_length: int, num_updates: int) -> None:
         """Raises a `UserError` if a run is too short to learn from replay; see `agent.Agent`."""
@@ -494,13 +468,8 @@ class ReplayAgent(options.Learning, options.Adam):
 
         def step(learner, memory, step_key):
             sample = self.sample(learner, memory, step_key)
-            loss = functools.partial(self.loss, context=learner.context)
-            train_state, output = self._optimizer.gradient_step(
-                loss, learner.train_state, sample, learning_rate
-            )
+            learner, output = self._step(learner, sample, learning_rate)
             memory = self.buffer.update_priorities(memory, sample.item, output.priority)
-            params = self.target_params(train_state.params)
-            learner = learner.step(train_state, params, self.target_period, self.target_rate)
             return learner, memory, output.metrics
 
         learner, memory, metrics = self.buffer.repeat(step, num_steps, learner, memory, key)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import sum_tree
+from agents.replay import sum_tree
 
 MILLIONS = 2_000_000
 ROWS, ITEMS, WRITES = 3, 64**2 + 1, 50  # three levels, the last of which is nearly empty

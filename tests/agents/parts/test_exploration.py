@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import exploration
 from agents.networks import heads
+from agents.parts import exploration
 
 MASK = jnp.array([[True, False, True, True]])
 VALUES = jnp.array([[1.0, 9.0, 3.0, -2.0]])

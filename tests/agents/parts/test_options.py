@@ -7,22 +7,11 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import (
-    alphazero,
-    categorical,
-    dqn,
-    impala,
-    muzero,
-    networks,
-    ppo,
-    pqn,
-    r2d2,
-    sac,
-    tree_search,
-    vmpo,
-)
+from agents import alphazero, dqn, impala, muzero, networks, ppo, pqn, r2d2, sac, vmpo
 from agents.networks import cores, encoders, heads
 from agents.networks import muzero as muzero_networks
+from agents.parts import categorical
+from agents.search import tree_search
 from environments import catch, wrappers
 from podracers import errors
 from tests import streams

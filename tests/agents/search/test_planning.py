@@ -12,9 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import alphazero, muzero, optimization, planning, replay, returns, tree_search
+from agents import alphazero, muzero
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
+from agents.parts import optimization, returns
+from agents.replay import replay
+from agents.search import planning, tree_search
 from environments import catch, wrappers
 from podracers import evaluation, types
 from tests import contract, streams
@@ -143,7 +146,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
 
     def loss(params):
         learnt = agent.loss(params, sample, optimization.Context(0.0))
-        return learnt.metrics["loss/total"].result(), learnt.priority
+        return learnt.loss.result(), learnt.priority
 
     (actual, priority), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     expected, slow_gradient = jax.jit(jax.value_and_grad(slow))(params)
@@ -210,7 +213,7 @@ def test_searches_are_repeated_with_the_latest_parameters(made):
     reanalyzed = jax.jit(agent._reanalyzed)
     search = jax.jit(agent.act, static_argnames="evaluation")
     found = reanalyzed(params, sample, True).rollout.extras
-    acting = planning.ActorParams(params, (), jnp.float32(1.0))
+    acting = optimization.ActorParams(params, (), jnp.float32(1.0))
     core = agent.init_actor(jnp.arange(SEQUENCES), SEQUENCES)
     for time in range(K + N_STEPS + 1):
         timestep = jax.tree.map(lambda x: x[time], sample.rollout.timestep)  # noqa: B023
@@ -236,7 +239,7 @@ def test_the_temperature_falls_with_agent_steps():
     learner = jax.eval_shape(agent.init_learner, jax.random.key(0))
     for steps, expected in ((0, 1.0), (50, 0.75), (1000, 0.5)):
         params = agent.actor_params(learner._replace(agent_steps=jnp.float32(steps)))
-        np.testing.assert_allclose(params.temperature, expected)
+        np.testing.assert_allclose(params.exploration, expected)
 
 
 def _alphazero(game, **search):

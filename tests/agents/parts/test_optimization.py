@@ -10,8 +10,10 @@ import numpy as np
 import optax
 import pytest
 
-from agents import layouts, minibatches, optimization, ppo, preprocessing
+from agents import ppo
+from agents.backends import layouts
 from agents.networks import popart
+from agents.parts import minibatches, optimization, preprocessing
 from podracers import errors, parallel, trees, types
 from tests import contract, streams
 from tests.agents import experience
@@ -120,7 +122,7 @@ MINIBATCH = (jnp.arange(8.0).reshape(4, 2), jnp.array([1.0, 0.0, 1.0, 1.0]))
 def _loss(params, minibatch):
     rows, weight = minibatch
     error = rows @ params["x"] - 1.0
-    return optimization.LossOutput({"loss/total": types.Mean.of(jnp.square(error), weight)}, error)
+    return optimization.LossOutput(types.Mean.of(jnp.square(error), weight), {}, error)
 
 
 @pytest.mark.parametrize("num_devices", [1, 4])
@@ -164,8 +166,9 @@ def test_numbers_change_linearly_to_a_final_value_and_stay_there(final, at_30):
 def test_schedules_and_target_parameters_go_on_after_counters_reach_their_limits():
     optimizer = optimization.Optimizer(optax.scale_by_adam(), 1.0, anneal_steps=6e11)
     rollout = types.Rollout(experience.random_episodes(0, (101, 2)), (), (), ())
-    create = optimization.Learner.create
-    learner = create(optimizer.init({"x": jnp.zeros(())}), {"x": jnp.zeros(())}, ())
+    params, count = {"x": jnp.zeros(())}, jnp.int32(0)
+    counts = count, jnp.float32(0.0), count
+    learner = optimization.Learner(optimizer.init(params), params, (), *counts)
 
     def run(learner):
         learner = learner.observe(rollout, preprocessing.Preprocess())

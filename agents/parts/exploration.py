@@ -4,24 +4,16 @@ Axis legend: `B` streams, `A` actions.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agents import optimization, options
 from agents.networks import encoders, heads
+from agents.parts import optimization, options
 from podracers import types
-
-
-class ActorParams(NamedTuple):
-    """The part of a Q-learner that acting needs."""
-
-    params: types.PyTree
-    normalizer: Any  # statistics of the observations; () where they are not normalised
-    epsilon: jax.typing.ArrayLike  # float32, probability of a random action
 
 
 class Extras(NamedTuple):
@@ -72,20 +64,20 @@ def ladder(env_id: jax.Array, num_envs: int, base: float = 0.4, exponent: float 
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class EpsilonGreedy(options.Optimized):
-    """Options and acting of agents with one epsilon for all streams; see `agents.options`."""
+class EpsilonGreedy(optimization.GradientAgent):
+    """Options and acting of agents with one epsilon for all streams; see `agents.parts.options`."""
 
     epsilon: float = options.fraction(0.05)
     epsilon_steps: int = options.count(10_000)
     evaluation_epsilon: float = options.fraction(0.0)
 
-    def actor_params(self, learner: optimization.Learner) -> ActorParams:
+    def actor_params(self, learner: optimization.Learner) -> optimization.ActorParams:
         """Returns the parameters, the statistics of the observations, and epsilon."""
-        epsilon = optax.linear_schedule(1.0, self.epsilon, self.epsilon_steps)
-        return ActorParams(learner.params, learner.normalizer, epsilon(learner.agent_steps))
+        epsilon = optax.linear_schedule(1.0, self.epsilon, self.epsilon_steps)(learner.agent_steps)
+        return optimization.ActorParams(learner.params, learner.normalizer, epsilon)
 
-    def _explore(self, params: ActorParams, q_values, observation, key, evaluation: bool):
+    def _explore(self, params, q_values, observation, key, evaluation):
         """Returns the actions of `epsilon_greedy`, and `Extras`."""
-        epsilon = self.evaluation_epsilon if evaluation else params.epsilon
+        epsilon = self.evaluation_epsilon if evaluation else params.exploration
         action = epsilon_greedy(q_values, observation, epsilon, key)
         return action, Extras(best_q_value(q_values, observation))

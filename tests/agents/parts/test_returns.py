@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import returns
+from agents.parts import returns
 from podracers import types
 from tests.agents import experience
 

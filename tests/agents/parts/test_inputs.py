@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import inputs
 from agents.networks import heads
+from agents.parts import inputs
 from podracers import types
 from tests import streams
 

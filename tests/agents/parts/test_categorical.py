@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import rlax
 
-from agents import categorical
+from agents.parts import categorical
 
 NUMBERS = np.array([-700.0, -30.5, -1.0, -1e-3, 0.0, 1e-4, 0.3, 1.0, 2.0, 99.0, 900.0], np.float32)
 

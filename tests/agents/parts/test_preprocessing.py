@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import preprocessing
+from agents.parts import preprocessing
 from podracers import parallel, types
 from tests.agents import experience
 

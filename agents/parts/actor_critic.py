@@ -11,30 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import inputs, networks, optimization, options, returns
+from agents import networks
 from agents.networks import encoders, heads, popart
+from agents.parts import inputs, optimization, options, returns
 from podracers import types
-
-
-class Learner(NamedTuple):
-    """The learner of an actor-critic; equal on all devices."""
-
-    train_state: optimization.TrainState
-    normalizer: Any  # statistics of observations and returns, see `preprocessing`; or ()
-    update: jax.Array  # int32, number of rollouts so far
-
-    @property
-    def params(self) -> types.PyTree:
-        """The parameters of the network."""
-        return self.train_state.params
-
-
-class ActorParams(NamedTuple):
-    """The part of the learner that acting needs."""
-
-    params: types.PyTree
-    normalizer: Any
-    update: Any = ()  # int32, rollouts that the parameters have learnt from
 
 
 class Extras(NamedTuple):
@@ -43,7 +23,6 @@ class Extras(NamedTuple):
     raw: jax.Array  # action in units of the bounds, before squashing or clipping
     log_prob: jax.Array  # [T, B] of `raw`, under the acting policy
     value: jax.Array  # [T, B], from the acting parameters
-    update: jax.Array  # int32 [T, B], rollouts that the acting parameters had learnt from
 
 
 class Batch(NamedTuple):
@@ -58,7 +37,7 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ActorCritic(inputs.NetworkAgent, options.Learning):
+class ActorCritic(inputs.NetworkAgent, optimization.GradientAgent, options.Learning):
     """Options and acting of agents with a policy and a value.
 
     A subclass has `_optimizer` and `update`, made of two parts that a variant replaces:
@@ -77,9 +56,9 @@ class ActorCritic(inputs.NetworkAgent, options.Learning):
       popart_rate: step size of the statistics of targets that normalise the value head's outputs,
         advantages and errors, see `networks.popart`, in place of a `reward_scale` by hand (3e-4 in
         Hessel et al. 2018; 0.03 in runs of some hundred updates); None for no normalisation.
-      greedy_evaluation: see `agents.options`.
+      greedy_evaluation: see `agents.parts.options`.
       previous_action_and_reward: whether the network gets the previous action and reward beside the
-        observation, see `agents.inputs`; by default only if it is recurrent.
+        observation, see `agents.parts.inputs`; by default only if it is recurrent.
     """
 
     network: Callable[..., networks.Network] = networks.actor_critic
@@ -98,19 +77,6 @@ class ActorCritic(inputs.NetworkAgent, options.Learning):
     @property
     def _outputs(self) -> heads.ActionHead:
         return self.action_head
-
-    @property
-    def _optimizer(self) -> optimization.Optimizer:
-        raise NotImplementedError
-
-    def init_learner(self, key: jax.Array) -> Any:
-        train_state = self._optimizer.init(self.init_params(key))
-        normalizer = self.preprocess.init(self.spec.observation)
-        return Learner(train_state, normalizer, jnp.zeros((), jnp.int32))
-
-    def restart(self, learner: Any) -> Any:
-        """Returns a fresh learner whose optimizer begins with its parameters; see `agent.Agent`."""
-        return learner._replace(train_state=self._optimizer.init(learner.params))
 
     def init_params(self, key: jax.Array) -> types.PyTree:
         """Returns fresh parameters of the network."""
@@ -141,10 +107,6 @@ class ActorCritic(inputs.NetworkAgent, options.Learning):
         """Returns the running returns that normalise rewards; `()` without normalisation."""
         return self.preprocess.init_memory(rollout)
 
-    def actor_params(self, learner: Any) -> ActorParams:
-        """Returns the parameters and the statistics of observations and returns."""
-        return ActorParams(learner.params, learner.normalizer, learner.update)
-
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
         mask = encoders.action_mask(timestep.observation)
@@ -159,9 +121,7 @@ class ActorCritic(inputs.NetworkAgent, options.Learning):
             raw = self.action_head.sample(output.policy, mask, key)
         log_prob = self.action_head.log_prob(output.policy, mask, raw)
         action = self.action_head.to_action(raw)
-        update = jnp.broadcast_to(params.update, log_prob.shape)
-        extras = Extras(raw, log_prob, output.value, update)
-        return action, self._next_state(core, action), extras
+        return action, self._next_state(core, action), Extras(raw, log_prob, output.value)
 
     def _learning_inputs(self, normalizer: Any, rollout: types.Rollout) -> types.TimeStep:
         """Returns the time steps `[T + 1, B]` of a rollout as the network learns from them.
@@ -213,47 +173,25 @@ class GeneralizedAdvantage(ActorCritic):
     def _proximal(
         self,
         params: types.PyTree,
-        update: jax.Array,
         core: Any,
         timestep: types.TimeStep,
-        extras: Extras,
+        rollout: types.Rollout,
     ) -> tuple[Extras, jax.Array]:
         """Returns the extras with log-probabilities of the proximal policy, and `rho` `[T, B]`.
 
         Where the acting policy is that of this update, both policies are the same and `rho` is 1,
-        exactly. Parameters are those before the first gradient step, which have learnt from
-        `update` rollouts; `core` `[B, ...]` and `timestep` `[T + 1, B]` are those of `net.prepare`.
+        exactly. Parameters are those before the first gradient step; `core` `[B, ...]` and
+        `timestep` `[T + 1, B]` are those of `net.prepare`.
         """
-
-        def log_ratio() -> jax.Array:
-            current = jax.tree.map(lambda x: x[:-1], timestep)
-            outputs = networks.unroll_in_parts(
-                self.net, params, core, current, lambda output: output.policy
-            )
-            mask = encoders.action_mask(current.observation)
-            return self.action_head.log_prob(outputs, mask, extras.raw) - extras.log_prob
-
-        age = update - extras.update
-        is_old = age > 0
-        nothing = functools.partial(jnp.zeros_like, extras.log_prob)
-        # A forward pass over the rollout, which acting with the newest parameters does not need.
-        move = jax.lax.cond(_anywhere(is_old), log_ratio, nothing) * (age / (age + 1))
-        rho = jnp.where(is_old, jnp.minimum(jnp.exp(move), self.clip_rho), 1.0)
+        extras, age = rollout.extras, rollout.age
+        if isinstance(age, tuple):  # (): always 0
+            return extras, jnp.ones_like(extras.log_prob)
+        current = jax.tree.map(lambda x: x[:-1], timestep)
+        outputs = networks.unroll_in_parts(
+            self.net, params, core, current, lambda output: output.policy
+        )
+        mask = encoders.action_mask(current.observation)
+        log_ratio = self.action_head.log_prob(outputs, mask, extras.raw) - extras.log_prob
+        move = log_ratio * (age / (age + 1))[None]
+        rho = jnp.where(age > 0, jnp.minimum(jnp.exp(move), self.clip_rho), 1.0)
         return extras._replace(log_prob=extras.log_prob + move), rho
-
-
-@jax.custom_batching.custom_vmap
-def _anywhere(mask: jax.Array) -> jax.Array:
-    """Returns whether a mask `[T, B]` is true anywhere; in a population, of any member.
-
-    With one result for each member, `jax.lax.cond` would compute both branches.
-    """
-    return jnp.any(mask)
-
-
-@_anywhere.def_vmap
-def _anywhere_of_members(
-    axis_size: int, in_batched: Any, mask: jax.Array
-) -> tuple[jax.Array, bool]:
-    del axis_size, in_batched
-    return _anywhere(mask), False

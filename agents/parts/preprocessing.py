@@ -31,7 +31,7 @@ class Preprocess:
     """Normalisation of observations and rewards, scaling and clipping of rewards.
 
     Attributes:
-      normalize_observations: see `agents.options`, as `reward_scale` and `reward_clip`.
+      normalize_observations: see `agents.parts.options`, as `reward_scale` and `reward_clip`.
       return_discount: discount of the returns by whose standard deviation rewards are divided
         before they are scaled, and then clipped at 10; None for no division.
     """

@@ -11,7 +11,7 @@ import mctx
 import numpy as np
 import pytest
 
-from agents import tree_search
+from agents.search import tree_search
 from environments import catch
 from podracers import parallel
 from tests import streams

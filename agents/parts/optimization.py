@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import options, preprocessing
+from agents.parts import options, preprocessing
 from podracers import parallel, types
 
 
@@ -32,14 +32,12 @@ class Context(NamedTuple):
 
 
 class LossOutput(NamedTuple):
-    """The result of an agent's `loss`.
+    """The result of an agent's `loss`; means are over this device's part of the minibatch."""
 
-    Each metric is a mean over this device's part of the minibatch. "loss/total" among them is the
-    mean to minimise; all of them are logged.
-    """
-
-    metrics: dict[str, types.Mean]
+    loss: types.Mean  # minimised, and logged as "loss/total"
+    metrics: dict[str, types.Mean]  # further logs
     priority: jax.Array | None = None  # [N] new priorities for `Replay.update_priorities`
+    outputs: Any = ()  # the network's, from which a subclass computes further terms of the loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,19 +98,25 @@ class Optimizer:
           learning_rate: a scalar that may be traced.
 
         Returns:
-          The new state, and the output of `loss_fn` with "gradient_norm" (of the global gradient,
-          before clipping) and "learning_rate" among its metrics.
+          The new state, and the output of `loss_fn`, with "loss/total", "gradient_norm" (of the
+          global gradient, before clipping) and "learning_rate" among its metrics, and without the
+          network's outputs.
         """
 
-        def loss(params: types.PyTree) -> tuple[types.Mean, LossOutput]:
+        def total(params: types.PyTree) -> tuple[jax.Array, LossOutput]:
             output = loss_fn(params, minibatch)
-            return output.metrics["loss/total"], output
+            return output.loss.total, output._replace(outputs=())
 
-        params, optimizer_state, norm, output = parallel.gradient_step(
-            loss, train_state.params, train_state.optimizer_state, self.chain, learning_rate
-        )
+        params, optimizer_state = train_state
+        with jax.named_scope("gradient"):
+            gradient, output = jax.grad(total, has_aux=True)(params)
+        # One sum for both: a gradient that waits for the global count costs a second all-reduce.
+        gradient = parallel.global_mean(types.Mean(gradient, output.loss.count))
+        updates, optimizer_state = self.chain.update(gradient, optimizer_state, params)
+        params = jax.tree.map(lambda p, u: (p - learning_rate * u).astype(p.dtype), params, updates)
         metrics = output.metrics | {
-            "gradient_norm": types.Mean.of(norm),
+            "loss/total": output.loss,
+            "gradient_norm": types.Mean.of(optax.tree.norm(gradient)),
             "learning_rate": types.Mean.of(learning_rate),
         }
         return TrainState(params, optimizer_state), output._replace(metrics=metrics)
@@ -145,20 +149,20 @@ def adam_of(agent: options.Adam, weight_decay: float = 0.0) -> Optimizer:
     return Optimizer.of(agent, adam)
 
 
-def agent_steps(update: jax.Array, rollout: types.Rollout) -> jax.Array:
-    """Returns the agent steps over all streams in `update` rollouts, float32: rounded to 24 bits.
+class ActorParams(NamedTuple):
+    """The part of the learner that acting needs."""
 
-    Runs under the mapped axis; `rollout` is this device's `[T, B]`, one of them.
-    """
-    return update.astype(jnp.float32) * (rollout.timestep.reward[1:].size * parallel.axis_size())
+    params: types.PyTree
+    normalizer: Any  # that of the learner
+    exploration: Any = ()  # an epsilon, a temperature, or whether actions are random; () if none
 
 
 class Learner(NamedTuple):
-    """The learner of an agent that counts its steps for acting; equal on all devices."""
+    """The learner of an agent; equal on all devices."""
 
     train_state: TrainState
-    target: types.PyTree  # older parameters, for targets; () where none are used
-    normalizer: Any  # statistics of the observations; () where they are not normalised
+    target: types.PyTree  # the source of targets, such as older parameters; () where none is used
+    normalizer: Any  # statistics of observations and returns, see `preprocessing`; or ()
     update: jax.Array  # int32, rollouts so far
     agent_steps: jax.Array  # float32, over all streams
     gradient_steps: jax.Array  # int32, which wraps around
@@ -173,21 +177,19 @@ class Learner(NamedTuple):
         """The constants of a gradient step."""
         return Context(self.agent_steps, self.target)
 
-    @classmethod
-    def create(cls, train_state: TrainState, target: types.PyTree, normalizer: Any) -> "Learner":
-        """Returns the learner before the first rollout; `target` is a part of the parameters."""
-        # Copies, because the learner's state is donated, and a buffer can be donated only once.
-        target = jax.tree.map(jnp.copy, target)
-        counters = (jnp.zeros((), dtype) for dtype in (jnp.int32, jnp.float32, jnp.int32))
-        return cls(train_state, target, normalizer, *counters)
-
     def observe(self, rollout: types.Rollout, preprocess: preprocessing.Preprocess) -> "Learner":
         """Counts the steps of this device's rollout `[T, B]` and updates the statistics."""
         return self._replace(
             normalizer=preprocess.update_statistics(self.normalizer, rollout.timestep),
             update=self.update + 1,
-            agent_steps=agent_steps(self.update + 1, rollout),
+            # A product, not a sum, which would stop at 24 bits.
+            agent_steps=(self.update + 1).astype(jnp.float32)
+            * (rollout.timestep.reward[1:].size * parallel.axis_size()),
         )
+
+    def with_params(self, params: types.PyTree) -> "Learner":
+        """Returns the learner with other parameters, and the optimizer's state of the old ones."""
+        return self._replace(train_state=self.train_state._replace(params=params))
 
     def step(
         self, train_state: TrainState, params: types.PyTree, period: int = 1, rate: float = 1.0
@@ -201,3 +203,92 @@ class Learner(NamedTuple):
         step_size = jnp.where(gradient_steps % period == 0, rate, 0.0)
         target = optax.incremental_update(params, self.target, step_size)
         return self._replace(train_state=train_state, target=target, gradient_steps=gradient_steps)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class GradientAgent(options.Optimized):
+    """Agents that learn by gradient steps.
+
+    A subclass has `_optimizer`, `init_params` and `loss(params, minibatch, context)`, whose result
+    is a `LossOutput`. It may have target parameters.
+    """
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        raise NotImplementedError
+
+    @property
+    def target_period(self) -> int:
+        """See `agents.parts.options`; an option of agents with target parameters."""
+        return 1
+
+    @property
+    def target_rate(self) -> float:
+        """See `agents.parts.options`; an option of agents with target parameters."""
+        return 1.0
+
+    def init_params(self, key: jax.Array) -> types.PyTree:
+        """Returns fresh parameters."""
+        raise NotImplementedError
+
+    def loss(self, params: Any, minibatch: Any, /, context: Context) -> LossOutput:
+        """Returns the loss of this device's part of a minibatch."""
+        raise NotImplementedError
+
+    def target_params(self, params: types.PyTree) -> types.PyTree:
+        """Returns the part of the parameters that has target parameters; () if none has."""
+        return ()
+
+    def init_learner(self, key: jax.Array) -> Learner:
+        """Returns the learner before the first rollout."""
+        return self._learner(self.init_params(key), self.preprocess.init(self.spec.observation))
+
+    def restart(self, learner: Learner) -> Learner:
+        """Returns a fresh learner with the parameters and statistics of another; see `Agent`."""
+        return self._learner(learner.params, learner.normalizer)
+
+    def _learner(self, params: types.PyTree, normalizer: Any) -> Learner:
+        # Copies, because the learner's state is donated, and a buffer can be donated only once.
+        target = jax.tree.map(jnp.copy, self.target_params(params))
+        counters = (jnp.zeros((), dtype) for dtype in (jnp.int32, jnp.float32, jnp.int32))
+        return Learner(self._optimizer.init(params), target, normalizer, *counters)
+
+    def actor_params(self, learner: Learner) -> ActorParams:
+        """Returns the parameters and the statistics."""
+        return ActorParams(learner.params, learner.normalizer)
+
+    def _step(
+        self, learner: Learner, minibatch: types.PyTree, learning_rate: jax.Array
+    ) -> tuple[Learner, LossOutput]:
+        """Takes one gradient step, and updates the target parameters if due."""
+        loss = functools.partial(self.loss, context=learner.context)
+        train_state, output = self._optimizer.gradient_step(
+            loss, learner.train_state, minibatch, learning_rate
+        )
+        target = self.target_params(train_state.params)
+        return learner.step(train_state, target, self.target_period, self.target_rate), output
+
+    def _learn_epochs(
+        self, learner: Learner, deal: Callable[[jax.Array], types.PyTree], keys: jax.Array
+    ) -> tuple[Learner, dict[str, types.Mean]]:
+        """Takes a gradient step for each minibatch of each epoch.
+
+        Args:
+          learner: the learner before the rollout is counted.
+          deal: returns the minibatches `[M, ...]` of an epoch by its key, see `minibatches`.
+          keys: `[E]` typed keys, one for each epoch, equal on all devices.
+
+        Returns:
+          The learner, and metrics whose totals and counts are summed over all steps.
+        """
+        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+
+        def step(learner: Learner, minibatch: types.PyTree):
+            learner, output = self._step(learner, minibatch, learning_rate)
+            return learner, output.metrics
+
+        def epoch(learner: Learner, key: jax.Array):
+            return jax.lax.scan(step, learner, deal(key))
+
+        learner, metrics = jax.lax.scan(epoch, learner, keys)
+        return learner, jax.tree.map(jnp.sum, metrics)

@@ -1,7 +1,7 @@
 """Acting, targets and loss of agents with tree search: MuZero and AlphaZero.
 
-Targets follow the two rules of `agents.returns`, and a third one where a model is unrolled through
-the end of an episode:
+Targets follow the two rules of `agents.parts.returns`, and a third one where a model is unrolled
+through the end of an episode:
 
 - up to LAST, and at it for the reward that came with it, everything is learnt;
 - past a termination, and at it for the value, values and rewards are zero, whatever the action;
@@ -30,16 +30,10 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from agents import categorical, optimization, options, replay, returns, tree_search
+from agents.parts import categorical, optimization, options, returns
+from agents.replay import replay
+from agents.search import tree_search
 from podracers import types
-
-
-class ActorParams(NamedTuple):
-    """The part of the learner that acting needs."""
-
-    params: types.PyTree
-    normalizer: Any
-    temperature: jax.Array  # float32, 0 for the best action
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -85,12 +79,12 @@ class SearchAgent(replay.ReplayAgent):
     def _search(self) -> tree_search.Search:
         return options.make(self, "search")
 
-    def actor_params(self, learner: optimization.Learner) -> ActorParams:
+    def actor_params(self, learner: optimization.Learner) -> optimization.ActorParams:
         """Returns the parameters, the statistics of the observations, and the temperature."""
         temperature = optimization.annealed(
             self.temperature, self.final_temperature, self.temperature_steps, learner.agent_steps
         )
-        return ActorParams(learner.params, learner.normalizer, temperature)
+        return optimization.ActorParams(learner.params, learner.normalizer, temperature)
 
     def stored(self, rollout):
         return rollout._replace(actor_state=())
@@ -196,7 +190,6 @@ def loss(
         total += losses
         consistency["loss/consistency"] = types.Mean.of(losses, begins)
     metrics = {
-        "loss/total": types.Mean.of(weight * total, begins),
         **consistency,
         "loss/policy": types.Mean.of(policy, begins),
         "loss/value": types.Mean.of(value, begins),
@@ -209,5 +202,6 @@ def loss(
             jnp.sum(jax.scipy.special.entr(target.policy[0]), axis=-1), begins
         ),
     }
-    error = jnp.abs(root_value - target.value[0])
-    return optimization.LossOutput(metrics, jnp.where(begins > 0.0, error, -1.0))
+    priority = jnp.where(begins > 0.0, jnp.abs(root_value - target.value[0]), -1.0)
+    loss = types.Mean.of(weight * total, begins)
+    return optimization.LossOutput(loss, metrics, priority, predicted)

@@ -8,7 +8,7 @@ An agent that inherits the option and states another default keeps the bound. `c
 `__post_init__`, raises an error that names the option.
 
 A variant of an agent is a subclass that adds options and replaces `loss` or `targets`, or binds the
-option `optimizer`; see docs/varying_agents.md, `policy.ActorCritic` and `replay.ReplayAgent`.
+option `optimizer`; see docs/varying_agents.md, `actor_critic.ActorCritic` and `replay.ReplayAgent`.
 
 Some agents have one of these options, with this meaning:
 
@@ -35,7 +35,7 @@ import numpy as np
 import optax
 from dm_env import specs
 
-from agents import preprocessing
+from agents.parts import preprocessing
 from podracers import environment, errors
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)  # the largest number on a device
@@ -192,6 +192,7 @@ def make(agent: Any, name: str, *arguments: Any, **outputs: Any) -> Any:
     """
     function = getattr(agent, name)
     option = f"{type(agent).__name__}.{name} = @{errors.path_of(function)}"
+    errors.refuse_bound(function, *arguments, **outputs)
     try:
         part = function(*arguments, **outputs)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from agents import layouts, options
+from agents.backends import layouts
+from agents.parts import options
 from podracers import errors, types
 
 # `model(action [], embedding) -> (mctx.RecurrentFnOutput, embedding)`, of one node, no batch axis.

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents import networks, options
+from agents import networks
 from agents.networks import encoders, heads, layers
+from agents.parts import options
 from podracers import environment, types
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agents import layouts, networks
+from agents import networks
+from agents.backends import layouts
 from podracers import errors, parallel, types
 
 

@@ -14,7 +14,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from agents import layouts
+from agents.backends import layouts
 from podracers import errors, types
 
 _LANES = 128  # numbers that a TPU keeps side by side; XLA pads the last axis to whole lanes
@@ -98,7 +98,7 @@ def zeros(rollout: types.Rollout, chunks: int) -> Ring:
     def states(x: jax.Array) -> Rows:
         return Rows.zeros(streams, chunks, x.shape[1:], x.dtype)
 
-    ring = jax.tree.map(steps, rollout._replace(actor_state=()))
+    ring = jax.tree.map(steps, rollout._replace(actor_state=(), age=()))
     return ring._replace(actor_state=jax.tree.map(states, rollout.actor_state))
 
 

@@ -1,0 +1,1 @@
+"""Parts that several algorithms share: targets, optimizers, inputs, exploration, options."""

@@ -1,0 +1,1 @@
+"""Replay memory on the learner devices."""
