@@ -38,10 +38,7 @@ SLOW["anakin"] += ("sac", "muzero")
 SLOW["sebulba"] += ("ppo_lstm", "sac_discrete_lstm")
 # Numbers of devices besides four. `test_parity` compares Sebulba on one with Anakin on four.
 NUM_DEVICES = {
-    ("ppo", "anakin"): (2,),
     ("ppo_scaled", "anakin"): (1,),
-    ("vmpo_continuous", "anakin"): (2,),
-    ("dqn", "anakin"): (2,),
     ("r2d2", "anakin"): (1,),
     ("sac_discrete_lstm", "sebulba"): (2,),
     ("muzero", "anakin"): (1,),

@@ -37,8 +37,7 @@ def _assert_same(actual, expected, tolerance: float = 1e-4) -> None:
 
 
 # The other agents of `tests/contract.py` have the same kinds of states.
-SLOW = ("ppo_scaled", "ppo_gru_frames", "vmpo", "pqn_gru", "rainbow", "r2d2_attention")
-SLOW += ("sac_asymmetric", "sac_gru", "muzero")
+SLOW = ("ppo_gru_frames", "rainbow", "r2d2_attention", "sac_gru", "muzero")
 SPLIT = {"actor_devices": (0, 1), "learner_devices": (2, 3), "batches_per_actor": 2}
 
 
