@@ -51,7 +51,7 @@ class Run:
         return f"{self.label}, seed {self.seed}"
 
     def train(self, stop: stop_request.StopRequest) -> bool:
-        """Trains, or continues a run that was stopped; its output is that of this process.
+        """Trains, or continues a run that was stopped; its output goes to this process's.
 
         Args:
           stop: true after this process received a signal; then the child is stopped, too.
@@ -120,7 +120,7 @@ def plan(
 
 
 def train_all(runs: Sequence[Run], record: Callable[[Run], None] | None = None) -> bool | None:
-    """Trains runs one after the other; those that are finished are not trained again.
+    """Trains runs one after the other; finished runs are not trained again.
 
     `record` is called after each run; if given, a failed run is reported, and the others continue.
 
