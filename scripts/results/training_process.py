@@ -1,8 +1,8 @@
 """Training runs as child processes.
 
-Each run has its own process, which frees the device's memory when it ends; no cache of compiled
-programs, unless the environment enables it, so that every run pays for its own compilation; and its
-own session, so that Ctrl-C reaches this process alone, which forwards it once.
+Each run has its own process, which frees the device's memory at the end. Unless the environment
+enables a cache of compiled programs, every run compiles its own. Each run has its own session:
+Ctrl-C reaches this process alone, which forwards it once.
 """
 
 import contextlib
