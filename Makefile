@@ -38,7 +38,7 @@ EXPERIMENT ?= snake_ppo
 RUNNER ?=
 RUN_DIR ?=
 PYTEST := $(BIN)/python -m pytest
-IN_PARALLEL := -n $(WORKERS) --dist worksteal
+IN_PARALLEL := -n $(WORKERS) --dist loadfile
 SPHINX := $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going
 
 .DEFAULT_GOAL := help

@@ -60,7 +60,7 @@ import jax  # noqa: E402
 import psutil  # noqa: E402
 import pytest  # noqa: E402
 
-_MEMORY = 1.7e9  # bytes of a worker, beyond which compiled programs are dropped
+_MEMORY = 1.9e9  # bytes of a worker, beyond which compiled programs are dropped
 
 
 def pytest_collection_finish():

@@ -79,7 +79,10 @@ def _inputs(agent, learner, rollout):
 
 @pytest.mark.parametrize(
     ("name", "bounds"),
-    [("vmpo", {"": 0.01}), ("vmpo_continuous", {"_mean": 0.01, "_std": 5e-5})],
+    [
+        ("vmpo", {"": 0.01}),
+        pytest.param("vmpo_continuous", {"_mean": 0.01, "_std": 5e-5}, marks=pytest.mark.slow),
+    ],
 )
 def test_the_loss_equals_a_slow_one(name, bounds):
     agent, learner, rollout = _given(name)

@@ -35,7 +35,17 @@ ENVIRONMENTS = {
 }
 
 
-SLOW = ("flat_action", "pendulum", "select_observation", "time_limit", "truncation", "memory")
+SLOW = (
+    "cartpole",
+    "randomized",
+    "delayed_chain",
+    "flat_action",
+    "pendulum",
+    "select_observation",
+    "time_limit",
+    "truncation",
+    "memory",
+)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ class Child:
         time.sleep(600)
 
 
+@pytest.mark.slow
 def test_contenders_have_their_own_processes(scripts):
     started = time.time()
     heavy = scripts.contender.Contender(Child, 300_000_000)

@@ -320,6 +320,7 @@ robot = Robot()
 """
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_page_drives_a_robot_without_the_project(run_dir, run, tmp_path):
     words = ("--out", tmp_path / "policy", "--platforms", "cpu", "--member", 1)
     result = run("export", "--run_dir", run_dir, *words)
@@ -331,10 +332,9 @@ def test_the_loop_of_the_page_drives_a_robot_without_the_project(run_dir, run, t
     assert about["agent"] == "agents.ppo.PPO" and about["agent_steps"] == 64
     assert about["actions"] == "sampled" and about["reads_seed"] and not about["reads_reward"]
 
-    policy = trained.load(run_dir)
-    params = jax.tree.map(lambda x: x[1], policy.params)
+    policy = trained.load(run_dir, member=1)
     spec = policy.parts.environment.spec
-    program = export.Program(policy.parts.agent, params, spec, precision.DEFAULT)
+    program = export.Program(policy.parts.agent, policy.params, spec, precision.DEFAULT)
     timesteps = _timesteps(spec, 1)
     np.save(tmp_path / "observations.npy", [x.observation[0] for x in timesteps])
     page = documented.program("robot", documented.DOCS / "export.md")
@@ -350,6 +350,7 @@ def test_the_loop_of_the_page_drives_a_robot_without_the_project(run_dir, run, t
     np.testing.assert_array_equal(np.load(tmp_path / "actions.npy"), np.concatenate(actions))
 
 
+@pytest.mark.slow
 def test_greedy_actions_need_no_seed(run_dir, run, tmp_path):
     words = ("--member", 0, "--platforms", "cpu,cpu", "--greedy", "--best", "--batch_size", 2)
     result = run("export", "--run_dir", run_dir, "--out", tmp_path / "policy", *words)
@@ -362,6 +363,7 @@ def test_greedy_actions_need_no_seed(run_dir, run, tmp_path):
     assert initial(np.zeros(2, np.uint32)) == {}
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_named(run_dir, run, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     result = run("export", "--run_dir", run_dir, "--out", tmp_path / "policy")

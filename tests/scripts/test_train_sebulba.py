@@ -140,7 +140,7 @@ AT_UPDATE_7 = "Faulty.step = 61"
                 "in the thread 'actor 0'",
             ),
         ),
-        (
+        pytest.param(
             "hang",
             (
                 "self.over.wait()",
@@ -148,6 +148,7 @@ AT_UPDATE_7 = "Faulty.step = 61"
                 "(Sebulba.timeout)",
                 "in strike: WorkerError: actor 0 hangs",
             ),
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -197,6 +198,7 @@ def test_simulators_that_cannot_be_closed_do_not_prevent_the_end(config, tmp_pat
         _assert_complete(tmp_path / what)
 
 
+@pytest.mark.slow
 def test_a_failure_while_a_run_ends_hides_no_first_cause(config, tmp_path, caplog, monkeypatch):
     close = checkpoint.Checkpointer.close
 

@@ -39,8 +39,11 @@ def test_stacks_grow_the_last_axis_and_keep_the_dtype(shape):
 
 @pytest.mark.parametrize(
     "core",
-    [kind(4, layer_norm=norm) for kind in (cores.LSTM, cores.GRU) for norm in (False, True)]
-    + [cores.LSTM(4, chrono_steps=9), cores.GRU(4, chrono_steps=9)],
+    [
+        pytest.param(kind(4, **options), marks=[pytest.mark.slow] * ("layer_norm" not in options))
+        for kind in (cores.LSTM, cores.GRU)
+        for options in ({}, {"layer_norm": True}, {"chrono_steps": 9})
+    ],
 )
 def test_recurrent_cores_equal_their_equations(core):
     features = jax.random.normal(jax.random.key(0), (5, 2, 3))

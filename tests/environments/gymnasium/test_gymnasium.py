@@ -39,7 +39,10 @@ SUBJECTS = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if "workers" in name else ()) for name in SUBJECTS],
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in ("cartpole", "own")))
+        for name in SUBJECTS
+    ],
 )
 def test_keeps_the_contract(name):
     recording = host_contract.check_contract(SUBJECTS[name])

@@ -66,7 +66,9 @@ def test_a_lifetime_has_one_task(stream):
     assert MIXTURE.task_names == ("small", "sparse", "short_chain")
 
 
-@pytest.mark.parametrize("variants", [("short",), ("short", "distractor")])
+@pytest.mark.parametrize(
+    "variants", [("short",), pytest.param(("short", "distractor"), marks=pytest.mark.slow)]
+)
 def test_a_mixture_shows_one_of_its_families_and_pads_its_rows(variants):
     chains = delayed_chains.DelayedChains(variants)
     mixture = lifetimes.Mixture((tabular_grids.TabularGrids(("small",)), chains))

@@ -168,6 +168,7 @@ def test_memory_that_a_device_lacks_gets_one_line():
     assert end.report.startswith("failed: out of memory: ") and "\n" not in end.report
 
 
+@pytest.mark.slow
 def test_training_ends_with_the_line_of_a_bug(tmp_path):
     (tmp_path / "my_agent.py").write_text(MY_AGENT)
     file = processes.config_file(tmp_path, CONFIG)

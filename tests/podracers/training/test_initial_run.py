@@ -41,12 +41,11 @@ def _rule_agent():
     ), candidate
 
 
-SLOW = ("vmpo_continuous", "pqn_gru", "r2d2", "sac", "muzero")
-FAST = ("ppo_scaled", "rainbow")
-AGENTS = {name: contract.AGENTS[name] for name in (*FAST, *SLOW)} | {"rule": _rule_agent}
+NAMES = ("ppo_scaled", "vmpo_continuous", "rainbow", "pqn_gru", "r2d2", "sac", "muzero")
+AGENTS = {name: contract.AGENTS[name] for name in NAMES} | {"rule": _rule_agent}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=slow) if n in SLOW else n for n in AGENTS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[slow] * (n != "rainbow")) for n in AGENTS])
 def test_the_rest_of_a_learner_is_that_of_a_run_which_drew_these_parameters(name):
     """Optimizer, targets and counters: those of a fresh learner with the same parameters."""
     agent, _ = AGENTS[name]()

@@ -289,6 +289,7 @@ class Slow(ppo.PPO):
         return super().update(*arguments)
 
 
+@pytest.mark.slow
 def test_a_stop_waits_for_no_log_period(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "_DISPATCH_TIME", 0.2)
     bindings = ["Experiment.log_period = 40", "Experiment.evaluation_period = 0"]
@@ -345,10 +346,9 @@ def _remove(path):
         shutil.rmtree(path.with_name("moved"), ignore_errors=True)
 
 
+@pytest.mark.slow
 # In the middle, and in the final evaluation. `test_checkpoint.py` has the folder of checkpoints.
-@pytest.mark.parametrize(
-    ("lines", "harm"), [(3, _move), pytest.param(6, _remove, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("lines", "harm"), [(3, _move), (6, _remove)])
 def test_a_run_directory_that_vanishes_ends_the_run(tmp_path, caplog, lines, harm):
     files = [str(processes.config_file(tmp_path))]
     periods = ["Experiment.evaluation_period = 4", "Experiment.checkpoint_period = 2"]

@@ -64,6 +64,7 @@ def test_a_failure_later_does_not_end_the_run(tmp_path, monkeypatch, caplog):
     assert "the service is gone" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_the_run_of_weights_and_biases(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_NAME", raising=False)
     module = _install(monkeypatch)

@@ -45,7 +45,8 @@ def _metrics_after(agent, candidate, updates, **sizes):
     return {name: mean.result() for name, mean in jax.device_get(report).means.items()}, state
 
 
-@pytest.mark.parametrize("replay_ratio", [pytest.param(None, marks=pytest.mark.slow), 4.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("replay_ratio", [None, 4.0])
 def test_an_agent_learns_the_targets_of_a_rule(replay_ratio):
     candidate = probes.ActionReward()
     rule = _RewardRule(8, prediction_size=5)
