@@ -330,10 +330,9 @@ def test_the_loop_of_the_page_drives_a_robot_without_the_project(run_dir, run, t
     assert about["agent"] == "agents.ppo.PPO" and about["agent_steps"] == 64
     assert about["actions"] == "sampled" and about["reads_seed"] and not about["reads_reward"]
 
-    policy = trained.load(run_dir)
-    params = jax.tree.map(lambda x: x[1], policy.params)
+    policy = trained.load(run_dir, member=1)
     spec = policy.parts.environment.spec
-    program = export.Program(policy.parts.agent, params, spec, precision.DEFAULT)
+    program = export.Program(policy.parts.agent, policy.params, spec, precision.DEFAULT)
     timesteps = _timesteps(spec, 1)
     np.save(tmp_path / "observations.npy", [x.observation[0] for x in timesteps])
     page = documented.program("robot", documented.DOCS / "export.md")
