@@ -1,1 +1,1 @@
-"""Environments written in JAX, adaptors to those of others, and wrappers around any of them."""
+"""Environments written in JAX, adaptors of other libraries, and wrappers around any environment."""

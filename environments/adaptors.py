@@ -74,12 +74,12 @@ class Adaptor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ActionCodec:
-    """Translates the contract's actions into those of another library; `action_codec` makes it.
+    """Translates the contract's actions into another library's actions; `action_codec` makes it.
 
     Attributes:
       spec: action specification of the contract.
       minimum: lower bounds of the inner action, of its shape and dtype.
-      maximum: upper bounds, likewise.
+      maximum: upper bounds, of the same shape.
       joint: number of values of each part, if one flat integer encodes all parts; else empty.
     """
 
@@ -190,7 +190,7 @@ def _is_channels_first(shape: tuple[int, ...], dtype: Any) -> bool:
 
 
 def channels_last_spec(tree: types.PyTree) -> types.PyTree:
-    """Returns specs `[H, W, C]` in place of those of images `[C, H, W]`."""
+    """Returns specs `[H, W, C]` in place of specs of images `[C, H, W]`."""
 
     def moved(spec: specs.Array) -> specs.Array:
         is_first = _is_channels_first(spec.shape, spec.dtype)

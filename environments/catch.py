@@ -32,7 +32,7 @@ class Catch:
     paddle is below the ball and -1 if it is not.
 
     Source: Hessel et al., "Podracer architectures for scalable Reinforcement Learning" (2021),
-    https://arxiv.org/abs/2104.06272; the game is that of Mnih et al., "Recurrent Models of Visual
+    https://arxiv.org/abs/2104.06272; the game of Mnih et al., "Recurrent Models of Visual
     Attention" (2014).
 
     Attributes:

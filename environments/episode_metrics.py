@@ -23,8 +23,8 @@ def check(name: str, reductions: Mapping[str, str]) -> None:
 def reduce(reduction: str, so_far: Any, number: Any, count: Any, xp: Any = np) -> Any:
     """Returns a number of an episode after a step, by one of `REDUCTIONS`.
 
-    `so_far` is that of the `count` steps before, `number` that of the step, and `xp` is `numpy` or
-    `jax.numpy`.
+    `so_far` is the number of the `count` steps before, `number` the step's own, and `xp` is `numpy`
+    or `jax.numpy`.
     """
     match reduction:
         case "max":

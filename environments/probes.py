@@ -30,8 +30,8 @@ class State(NamedTuple):
 class Probe:
     """Episodes of `length` steps with one of a few cues, drawn uniformly at the reset.
 
-    A subclass overrides what differs from the defaults. Where the action matters, a policy that
-    explores earns a little less than `value`.
+    A subclass overrides methods that differ from the defaults. Where the action matters, a policy
+    that explores earns a little less than `value`.
 
     Attributes:
       length: number of steps of an episode; an option of some probes.
@@ -94,7 +94,7 @@ class Probe:
         return state, types.transition(observation, reward, terminated, truncated, metrics)
 
     def _observe(self, state: State) -> types.PyTree:
-        """Returns the observation in a state; by default that of its cue."""
+        """Returns the observation in a state; by default the observation of its cue."""
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[state.cue], self.observations())
 
     def _reward(self, state: State, action: jax.Array) -> jax.Array | float:
@@ -336,7 +336,7 @@ class Bandit(ObservationActionReward):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reporting(Probe):
-    """Two numbers of its own: are they those of the LAST time step, of each episode once?
+    """Two numbers of its own: are they read at the LAST time step, once an episode?
 
     The observation is the cue, and the last action earns 1 if it equals the cue. The metric
     `success` is 1 where the latest action equals the cue, so that its mean over episodes is their

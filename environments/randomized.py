@@ -38,17 +38,17 @@ class Randomized(wrappers.Wrapper):
 
     A factor is uniform between its bounds, independent of the others, and multiplies the nominal
     value; all elements of an array have the same factor. Parameters are the float options of an
-    environment that is a dataclass, whose `__post_init__` must accept traced values, or those of
-    its member `parameters` (see `environment.Environment`). Evaluations play the nominal
-    environment. Other wrappers, such as a time limit, go around this one.
+    environment that is a dataclass, whose `__post_init__` must accept traced values, or the entries
+    of its member `parameters` (see `environment.Environment`). Evaluations play the nominal
+    environment. Other wrappers, such as a time limit, go around `Randomized`.
 
     Attributes:
       environment: inner environment.
       ranges: lowest and highest factor of each parameter, such as `{"gravity": (0.8, 1.2)}`. Equal
         bounds are a constant.
       observe: whether the factors are observed, as the part `factors` `[K]` of a dict, in the order
-        of `ranges`; an observation that is one array becomes the part `observation`. A critic that
-        reads them knows more than the policy of a robot can.
+        of `ranges`; an observation that is one array becomes the part `observation`. A critic may
+        read factors that the policy of a robot cannot measure.
     """
 
     ranges: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)

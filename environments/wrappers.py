@@ -132,7 +132,7 @@ class TimeLimit(Wrapper):
 
 
 class StickyActionsState(NamedTuple):
-    """The state of the inner environment, and what the next step may repeat."""
+    """The state of the inner environment, and the action that the next step may repeat."""
 
     inner: Any
     action: jax.Array  # the latest executed action

@@ -61,8 +61,8 @@ class Agent(Policy, Protocol):
     An agent whose runs may begin with the parameters of another run (`Experiment.initial_run`) has
     a method `restart(learner)`. Its learner has a field `params`, or `train_state.params`, and
     `normalizer` if it has statistics of observations. `restart` receives the result of
-    `init_learner` in which leaves of these fields were replaced, and returns it with all that
-    depends on them, such as the optimizer's state and target parameters, made anew.
+    `init_learner` in which leaves of these fields were replaced. It returns this learner with all
+    state that depends on the leaves recomputed, such as the optimizer's and target parameters.
     """
 
     def init_learner(self, key: jax.Array) -> Any:

@@ -55,7 +55,7 @@ def check_agent(
 
     Takes updates under Anakin, on one device and on two, up to the first that changes the learner's
     parameters. The copies of the learner on two devices must be equal bit for bit, and equal to the
-    learner of one device up to rounding: a gradient or a mean is one of the GLOBAL batch. An agent
+    learner of one device up to rounding: a gradient or a mean covers the GLOBAL batch. An agent
     whose random draws depend on the device fails, too.
 
     Args:

@@ -1,8 +1,8 @@
 """The contract of environments (`podracers.types`), checked for their authors and before a run.
 
-Each stage needs the ones before it: members and spec; shapes and dtypes of the outputs of `reset`
-and `step`; one key twice; a picture; values in episodes of a random policy. `host_contract` has
-those of host environments.
+Each stage needs the stages before it: members and spec; shapes and dtypes of the outputs of `reset`
+and `step`; one key twice; a picture; values in episodes of a random policy. `host_contract` has the
+stages of host environments.
 
 Axis legend: `B` streams, `T` steps, `A` actions, `D` parts of a multi-discrete action.
 """

@@ -11,7 +11,7 @@ from podracers import errors, parallel
 
 
 def usage(runner: Any, devices: Sequence[jax.Device]) -> list[str]:
-    """Returns lines on the memory of a device: that of replay, and on accelerators of an update.
+    """Returns lines on the memory of a device: of replay, and on accelerators of an update.
 
     Args:
       runner: a runner, whose state's `learner` is on each device, and the rest is split evenly.

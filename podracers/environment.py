@@ -2,9 +2,9 @@
 
 Observations are an array or a (nested) dict of arrays. The top-level key `action_mask` is reserved:
 a bool array, true where an action is legal, `[A]` for a discrete action and `[D, A]` for a
-multi-discrete one of `D` parts with at most `A` values each. The reserved key `environment_state`
-contains the state for agents that search with the environment; networks do not receive it
-(`environments.wrappers.Searchable`).
+multi-discrete action of `D` parts with at most `A` values each. The reserved key
+`environment_state` contains the state for agents that search with the environment; networks do not
+receive it (`environments.wrappers.Searchable`).
 
 The action specification (`dm_env.specs`) determines the kind of policy:
 
@@ -43,8 +43,8 @@ class EnvironmentSpec:
       model: the environment that steps from the states in observations; None if observations
         contain no state.
       metrics: names of the numbers in `metrics` of time steps (S6), such as `success`. Runners log
-        their means over episodes as `episode/NAME`, and evaluations as `evaluation/NAME`. Those of
-        a group, such as `achievement/eat_cow`, are not printed.
+        their means over episodes as `episode/NAME`, and evaluations as `evaluation/NAME`. Numbers
+        of a group, such as `achievement/eat_cow`, are not printed.
     """
 
     name: str
@@ -171,11 +171,10 @@ class Environment(Protocol):
     """Pure environment of one stream, without auto-reset; the runner batches and resets it.
 
     For videos it may have `render(state) -> np.ndarray`, uint8 `[height, width, 3]`, on the host.
-    If evaluations play another form of it, such as one without random parameters, this is its
-    `evaluation_environment`, with states and observations of the same structure. Parameters that
-    `environments.randomized` may change and that are not float options are `parameters`, the
-    nominal values by name; `with_parameters(values)` returns a copy with other values, which may be
-    traced.
+    Its `evaluation_environment`, if any, is the form that evaluations play, such as the environment
+    without random parameters; states and observations have the same structure. `parameters` are
+    nominal values by name that `environments.randomized` may change beside float options;
+    `with_parameters(values)` returns a copy with other values, which may be traced.
     """
 
     @property
@@ -308,7 +307,7 @@ def refuse(candidate: Any, faults: list[str]) -> None:
 
 
 def structure_faults(method: str, timestep: Any, expected: types.TimeStep) -> list[str]:
-    """Returns the leaves in which host time steps are not those of `EnvironmentSpec.timesteps`.
+    """Returns the leaves in which host time steps differ from `EnvironmentSpec.timesteps`.
 
     A run compares every step, so the common case is cheap.
     """

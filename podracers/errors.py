@@ -81,8 +81,7 @@ def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None
     """Raises a `UserError` for an option whose value is not of the annotated type.
 
     Numbers, strings, None, tuples, lists, dicts, classes and functions are checked; other objects
-    fit any annotation but those of Python's own types. Dataclasses among the values are checked in
-    turn.
+    fit any annotation except Python's own types. Dataclasses among the values are checked, too.
 
     Args:
       part: a dataclass; or a function, whose `arguments` are checked.
@@ -225,11 +224,11 @@ def nearest_multiples(number: int, unit: int) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns the end of a message, with the `known` names nearest to the one that the user wrote.
+    """Returns the end of a message, with the `known` names nearest to the name that the user wrote.
 
     Returns:
       `"; did you mean 'a' or 'b'?"`; or `"; known: a, b, c"` where none is near and few are known.
-      Of many, those that contain `name` count as near.
+      Of many, names that contain `name` count as near.
     """
     name, lower = name.lower(), {candidate.lower(): candidate for candidate in sorted(known)}
     without_prefix = [candidate for candidate in lower if candidate.endswith(f"/{name}")]

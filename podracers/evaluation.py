@@ -28,11 +28,11 @@ from podracers.supervision import pipeline
 DEFAULT_MAX_STEPS = 10_000  # agent steps, where the environment itself has no limit
 MAX_BATCH = 64  # simulators that are alive at the same time
 _NUM_EPISODES, _NUM_HOST_EPISODES = 512, 64  # defaults; simulators are slow
-_SALT = 0x5EED  # separates the keys of evaluations from those of the runner's streams
+_SALT = 0x5EED  # separates the keys of evaluations from the keys of the runner's streams
 _PERIODIC, _FINAL = range(2)  # folded into the key of an evaluation, besides the seed
 
-# Folded into the keys of acting: a number that no episode has. Keys that are folded from the key of
-# the reset equal those that the environment splits from it.
+# Folded into the keys of acting: a number that no episode has. Without it, these keys would equal
+# keys that the environment splits from its reset key.
 _ACTING = 2**31 - 1
 
 Stopped = pipeline.Cancelled  # `stop()` became true before the end of an evaluation
@@ -353,7 +353,7 @@ def run_key(seed: int, update: int | None = None) -> jax.Array:
     Args:
       seed: the run's seed.
       update: number of updates so far. None for the final evaluation and for `scripts/evaluate.py`,
-        which thus measures the best checkpoint on other episodes than those that selected it.
+        which thus measure the best checkpoint on episodes that did not select it.
     """
     key = jax.random.fold_in(jax.random.key(seed), _SALT)
     if update is None:

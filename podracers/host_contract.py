@@ -134,7 +134,7 @@ def _run(
     num_steps: int,
     act: Callable[[int, types.TimeStep], np.ndarray],
 ) -> Recording:
-    """Plays actions `act(t, timestep)`; raises `_BrokenError` for what is no time step."""
+    """Plays actions `act(t, timestep)`; raises `_BrokenError` for a result that is no time step."""
     expected = spec.timesteps(host.num_envs)
     timesteps, actions, copies = [], [], []
     for time in range(num_steps + 1):

@@ -44,7 +44,7 @@ def explained(error: jax.errors.UnexpectedTracerError) -> errors.UserError:
 
 
 def _place(part: Any) -> str | None:
-    """Returns the attribute that holds an array of a trace, and those that lead to it."""
+    """Returns the path of attributes to an array of a trace."""
     queue: list[tuple[Any, tuple[str, ...]]] = [(part, ())]
     seen = set()
     for value, path in queue:  # which grows

@@ -92,7 +92,7 @@ def sum_over_devices(report: Report) -> Report:
 
 
 class EpisodeStatistics(NamedTuple):
-    """Running episodes, and those that ended since the last `flush`; all `[B]` float32."""
+    """Running episodes, and episodes ended since the last `flush`; all `[B]` float32."""
 
     running_return: jax.Array
     running_length: jax.Array  # agent steps
@@ -136,7 +136,7 @@ class EpisodeStatistics(NamedTuple):
     def track_rollout(self, timestep: types.TimeStep) -> "EpisodeStatistics":
         """Adds the time steps `[T + 1, B]` of a rollout; the first of them was added before.
 
-        If that is FIRST, the episode starts anew, as after the restart of a simulator.
+        If that is FIRST, the episode starts again, as after the restart of a simulator.
         """
         first = timestep.step_type[0] == types.FIRST
         began = self._replace(

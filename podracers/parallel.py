@@ -29,7 +29,7 @@ def compiling_for(target: Sequence[jax.Device] | str) -> contextlib.AbstractCont
     """Returns a context in which programs are traced, and new runners made, for other devices.
 
     Args:
-      target: devices, such as those of `jax.experimental.topologies`; or only their platform.
+      target: devices, such as `jax.experimental.topologies` has; or only their platform.
     """
     return _target(target if isinstance(target, str) else tuple(target))
 
@@ -72,7 +72,7 @@ def mapped(
     out_specs: types.PyTree,
     donate_argnums: tuple[int, ...] = (),
 ) -> Any:
-    """Returns a jitted function of global arrays from one of each device's shards."""
+    """Returns a jitted function of global arrays from a function of a device's shards."""
     # With `check_vma`, gradients of replicated parameters are summed twice.
     sharded = jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
@@ -156,7 +156,7 @@ def unequal_replicas(tree: types.PyTree) -> str | None:
     each leaf once; only a hash of 32 bits a leaf is sent.
 
     Args:
-      tree: leaves; those that are not replicated over a mesh of `make_mesh` are left out.
+      tree: leaves; leaves that are not replicated over a mesh of `make_mesh` are left out.
     """
     replicated = collections.defaultdict(list)  # paths and leaves by mesh
     for name, leaf in trees.leaves(tree).items():

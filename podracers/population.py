@@ -1,7 +1,7 @@
 """Members of a population that differ in numeric options of their agent.
 
-`jax.vmap` maps the agent over an array of the values: one program trains all members. So options
-may differ that the agent uses in arithmetic alone, not options that decide what is compiled.
+`jax.vmap` maps the agent over an array of the values: one program trains all members. Only
+options that the agent uses in arithmetic alone may differ.
 
 Axis legend: `P` members.
 """

@@ -61,8 +61,8 @@ class Runner(contextlib.AbstractContextManager["Runner"], Protocol):
         Args:
           state: the state before the updates; it is donated.
           num_updates: a number of updates.
-          report: that of the updates before, to which these are added one by one, so that any split
-            into calls gives the same bits; None to begin a report.
+          report: the report of earlier updates, to which the new updates are added one by one, so
+            that any split into calls gives the same bits; None to begin a report.
 
         Returns:
           The state after the updates, and the report, which the device may still compute.

@@ -33,7 +33,7 @@ class TaskFamily(Protocol):
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of all tasks; `max_episode_steps` is that of the longest task."""
+        """The shapes of all tasks; `max_episode_steps` is the longest task's."""
 
     @property
     def task_names(self) -> tuple[str, ...]:

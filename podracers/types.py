@@ -8,8 +8,8 @@ Axis legend: `T` time, `B` streams (one environment each, for the whole run).
 - S3  Row `b` is one environment for the whole run, and rollout `k + 1` begins where `k` ended.
 - S4  `Agent.act` resets its own recurrent state at FIRST.
 - S5  One rollout is acted by one version of the parameters.
-- S6  The `metrics` of a LAST time step are the numbers of the episode that ends there. Those of MID
-  are its numbers so far, which count only where an evaluation cuts an episode. Runners remove them
+- S6  The `metrics` of a LAST time step are the numbers of the episode that ends there. At MID
+  they are its numbers so far, used only where an evaluation cuts an episode. Runners remove them
   before an agent receives a time step.
 """
 
@@ -75,7 +75,7 @@ def restart(
 ) -> TimeStep:
     """Returns the FIRST time step of an episode (one stream, no batch axis).
 
-    `metrics` are those of `transition`; their values are ignored at FIRST.
+    `metrics` are as in `transition`; their values are ignored at FIRST.
     """
     return TimeStep(
         observation=observation,
@@ -100,7 +100,7 @@ def transition(
       reward: scalar, received on arrival.
       terminated: scalar bool, the episode ended by the rules of the environment.
       truncated: scalar bool, the episode was cut; termination wins when both hold.
-      metrics: scalars by name, those of `environment.EnvironmentSpec.metrics`: the numbers of the
+      metrics: scalars by the names of `environment.EnvironmentSpec.metrics`: the numbers of the
         episode so far, because a wrapper or an evaluation may cut it at any step.
 
     Raises:

@@ -6,7 +6,7 @@ Under `vmap`, a reset inside `step` is computed for every stream at every step, 
 discards it where no episode ended. `reset_batch = K` avoids that: after each step, a loop resets
 `K` of the streams whose episode ended, until none is left. Unlike the "optimistic" resets of
 Craftax (https://github.com/MichaelTMatthews/Craftax), which share fresh states among streams, the
-results equal those of resetting every stream, bit for bit.
+results are bit for bit as if every stream were reset.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ class BatchedEnvironment:
     ) -> tuple[Any, types.TimeStep]:
         def body(carry):
             waiting, current = carry
-            rank = jnp.cumsum(waiting.astype(jnp.int32)) - 1  # [B] index among those that wait
+            rank = jnp.cumsum(waiting.astype(jnp.int32)) - 1  # [B] index among waiting streams
             chosen = waiting & (rank < chunk)  # [B]
             rows = jnp.nonzero(chosen, size=chunk, fill_value=0)[0]  # [K]
             fresh = self._reset(state.key[rows], episode[rows])

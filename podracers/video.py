@@ -27,7 +27,7 @@ def drawable(
     subject: Any = environment
     try:
         _ = subject.render
-    except AttributeError as error:  # that of a property may name a missing part
+    except AttributeError as error:  # an error of a property may name a missing part
         path = environment_lib.name_of(environment)
         raise errors.UserError(f"{path} has no `render`: no video of it ({error})") from error
     if not environment_lib.is_host(environment):

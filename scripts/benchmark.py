@@ -1,7 +1,7 @@
 """Measures speed: podracers-benchmark [NAME ...] [--repeats N] [--json FILE].
 
 Rates are warm, in agent steps per second, without compilation, printed as the median and range of
-several repeats. Programs are measured alternately, and ratios are those of neighbours.
+several repeats. Programs are measured alternately, and ratios compare neighbours.
 """
 
 import argparse

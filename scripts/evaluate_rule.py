@@ -1,6 +1,6 @@
 """Evaluates rules of LPG: podracers-evaluate-rule --run_dir DIR [DIR ...] [--json FILE].
 
-Agents learn by the rules in the tasks of meta-training, or in those of --gin_file. Results are
+Agents learn by the rules in the tasks of meta-training, or in the tasks of --gin_file. Results are
 shares of the exact optimum of each task, in each tenth of a lifetime; the table has the last one.
 The rules are compared with
 

@@ -1,6 +1,6 @@
 """Repeats a recorded result: podracers-reproduce EXPERIMENT [--runner RUNNER].
 
---list prints the results of docs/results.json (with --suite NAME, those of the suite).
+--list prints the results of docs/results.json (with --suite NAME, the suite's).
 
 Trains the seeds behind a row (`scripts/train.py`, each seed in its own process), and compares new
 returns with old ones. Exit code 1: they differ (Welch's test of equal means has p < 0.05, or

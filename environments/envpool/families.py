@@ -128,8 +128,8 @@ class Task:
     """One EnvPool task with its options and its time limit.
 
     Attributes:
-      family: simulator behind it.
-      options: EnvPool's keyword arguments, without those of the pool (numbers, threads, seeds).
+      family: simulator of the task.
+      options: EnvPool's keyword arguments, without the pool's (numbers, threads, seeds).
       limit: EnvPool's steps after which an episode is truncated, or `NO_LIMIT`.
       clock_limit: elapsed steps from which an end is a truncation, unless there is evidence of a
         termination.
@@ -161,7 +161,7 @@ def load(
     max_episode_steps: int | None,
     action_repeat: int = 1,
 ) -> Task:
-    """Returns a task after checking its options, those of `EnvPool`; starts no simulator.
+    """Returns a task after checking its options (see `EnvPool`); starts no simulator.
 
     Raises:
       errors.UserError: the task or option does not exist, or a package is missing.

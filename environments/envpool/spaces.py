@@ -104,7 +104,7 @@ def _leaf(key: str, array: Any, codec: adaptors.ActionCodec) -> Leaf:
         return Leaf(key, adaptors.channels_last_spec(spec))
     if name in ("obs", "direction") and dtype == np.int32 and shape == ():
         return Leaf(key, specs.DiscreteArray(int(np.max(array.maximum)) + 1, dtype, name))
-    # Other bounds are ignored: many are those of the dtype, and some are exceeded.
+    # Other bounds are ignored: many are the dtype's limits, and some are exceeded.
     narrow = {"float64": np.float32, "int64": np.int32}.get(dtype.name, dtype)
     return Leaf(key, specs.Array(shape, narrow, name))
 

@@ -74,7 +74,7 @@ class Gymnasium:
     def spec(self) -> environment.EnvironmentSpec:
         """The shapes of one environment, which is constructed temporarily."""
         name = self._factory.spec.id
-        for wrapper in self._factory.wrappers:  # those of vectors cannot be made
+        for wrapper in self._factory.wrappers:  # wrappers of vectors cannot be made
             _refuse_statistics(name, wrapper)
         with self._temporary_env() as env:
             layer = env

@@ -63,7 +63,7 @@ def read(space: Any, values: Sequence[Any] | np.ndarray, name: str, top: bool = 
     Args:
       space: the Gymnasium space of one environment.
       values: `B` elements of the space; integers may have another dtype.
-      name: what the values are, for error messages.
+      name: a noun for the values, in error messages.
       top: whether this is the whole observation, whose part `action_mask` is a mask.
 
     Raises:

@@ -133,14 +133,14 @@ class Mixture:
         return jnp.stack(numbers).astype(jnp.int32)[params.family]
 
     def reset(self, params: MixtureState, key: jax.Array) -> tuple[MixtureState, types.TimeStep]:
-        """Starts an episode of every family; returns the one in use."""
+        """Starts an episode of every family; returns the family in use."""
         results = [f.reset(part, key) for f, part in zip(self.members, params.parts)]
         return self._join(params, results)
 
     def step(
         self, params: MixtureState, state: MixtureState, action: jax.Array
     ) -> tuple[MixtureState, types.TimeStep]:
-        """Steps every family; returns the one in use."""
+        """Steps every family; returns the family in use."""
         results = []
         for family, part, inner in zip(self.members, params.parts, state.parts):
             legal = jnp.minimum(action, family.spec.num_actions - 1)

@@ -1,1 +1,1 @@
-"""Checkpoints: what is saved, where, and whether it is intact."""
+"""Checkpoints: their contents, places and integrity."""

@@ -136,8 +136,8 @@ class Checkpointer:
           score: higher is better; None or not finite if there is none.
 
         Raises:
-          errors.RunFailure: this checkpoint or the one before it could not be written, the first
-            one cannot be opened, or the directory was moved, removed or replaced.
+          errors.RunFailure: this or the previous checkpoint could not be written, the first
+            checkpoint cannot be opened, or the directory was moved, removed or replaced.
         """
         self.wait()
         score = None if score is None or not math.isfinite(score) else float(score)
@@ -257,8 +257,8 @@ class Checkpointer:
           selects: whether a leaf, by its name, is read where `template` is None; else it is `...`.
 
         Returns:
-          `(step, item, metadata)`, or None if there is no checkpoint. The shardings of the item are
-          those of the template, whatever devices it was saved from.
+          `(step, item, metadata)`, or None if there is no checkpoint. The item has the
+          template's shardings, on whatever devices it was saved.
 
         Raises:
           errors.UserError: the checkpoint belongs to another agent, network or environment, or has
@@ -325,7 +325,7 @@ class Checkpointer:
             raise integrity.DamagedError(f"it was saved as checkpoint {saved}")
         check(step, record["user"])
         saved_leaves, bare = record[item], agent_lib.without_replay(template)
-        if item == "params":  # those of earlier versions have counts, which are ignored
+        if item == "params":  # earlier versions saved counts, which are ignored
             known = {path for path, _, _ in trees.structure(template)}
             saved_leaves = [x for x in saved_leaves if x[0] in known or x[2] != "int32"]
 
@@ -379,7 +379,7 @@ class Checkpointer:
         )
 
     def _partial_folder(self) -> storage.Path:
-        folders = storage.partial(self._directory)  # also those that could not be removed
+        folders = storage.partial(self._directory)  # also folders that could not be removed
         return next(path for path in folders if path.name.partition(".")[0] == str(self._saving))
 
     def _remove_partial(self) -> None:
@@ -414,7 +414,7 @@ def _empty(like: Any) -> jax.Array | np.ndarray:
 
 @functools.cache
 def _silence_orbax() -> None:
-    """Moves what orbax's threads print to logs of runs; their first error is raised here."""
+    """Moves the output of orbax's threads to logs of runs; raises their first error here."""
     formatter = logging.Formatter("%(asctime)s %(message)s")
 
     def divert(record: logging.LogRecord) -> bool:

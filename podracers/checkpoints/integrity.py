@@ -91,7 +91,7 @@ def write(folder: epath.Path) -> None:
 
 
 def verify(folder: epath.Path, items: Sequence[str], share: tuple[int, int] = (0, 1)) -> None:
-    """Checks that the sub-folders `items` hold what was written.
+    """Checks that the sub-folders `items` hold the files that were written.
 
     Args:
       folder: the checkpoint.

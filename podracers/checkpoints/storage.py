@@ -59,7 +59,7 @@ def require_safe(option: str, place: str | os.PathLike) -> None:
 
 
 def path(place: str | os.PathLike) -> Path:
-    """Returns the path of a folder, absolute, or of one in a bucket."""
+    """Returns the path of a folder: absolute on a disk, or in a bucket."""
     text = os.fspath(place)
     if not text.startswith(_SCHEME):
         return Path(os.path.abspath(text))
@@ -72,7 +72,7 @@ def path(place: str | os.PathLike) -> Path:
 
 
 def is_bucket(folder: Path) -> bool:
-    """Returns whether a folder is one of a bucket."""
+    """Returns whether a folder is in a bucket."""
     return os.fspath(folder).startswith(_SCHEME)
 
 
@@ -86,7 +86,7 @@ def make(folder: Path) -> None:
 def require_same(path: os.PathLike, descriptor: int) -> None:
     """Raises `errors.RunFailure` unless a path still leads to the open file or folder `descriptor`.
 
-    An open file accepts writes after its removal, and libraries make missing folders anew: without
+    An open file accepts writes after its removal, and libraries make missing folders again: without
     this check a run could end with success and leave nothing. A path that cannot be examined now
     counts as the same: the next write fails with the reason.
     """

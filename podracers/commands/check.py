@@ -7,7 +7,7 @@ one a line, with exit code 2. With --environment, MODULE.Class is an agent: it h
 on two devices as on one. A machine without two devices shows two fake ones.
 
 MODULE.Class is a class or a function of a module in the working directory or elsewhere on Python's
-path; it is called without arguments, and that of an agent with `spec=`.
+path; it is called without arguments; an agent is called with `spec=`.
 """
 
 import contextlib

@@ -151,12 +151,12 @@ def _begun(
 def _changes(begun: str, text: str) -> list[str]:
     """Returns `changed: name: old -> new` for each parameter that a resumed run changes.
 
-    A parameter that `text` lacks was bound, and nothing uses it any more: a parameter of its name
-    replaces it, such as that of a class derived from its own.
+    A parameter that `text` lacks was bound, and nothing uses it any more: a parameter of the same
+    name replaces it, such as a derived class's.
 
     Raises:
-      errors.UserError: the agent, the environment or the runner is another class, or it began with
-        other parameters.
+      errors.UserError: the agent, the environment or the runner is another class, or the run began
+        with other parameters.
     """
     old, new = (config.read(source, "config.gin") for source in (begun, text))
     replaced = {name.rpartition(".")[2]: repr(old[name]) for name in old if name not in new}
@@ -177,7 +177,7 @@ def _changes(begun: str, text: str) -> list[str]:
 
 
 def _print_summary(summary: dict, directory: run_directory.RunDirectory) -> None:
-    """Prints the results, those of each member of a population, and the run directory."""
+    """Prints the results, each member's in a population, and the run directory."""
     results = summary["evaluation"]
     seeds = results.get("return_by_seed", {})
     over = f"{len(seeds)} seeds" if seeds else f"{results['episodes']} episodes"

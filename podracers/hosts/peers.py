@@ -125,7 +125,7 @@ class _Peers:
             self._check(time.monotonic())
 
     def _admit(self, connection: _Connection) -> None:
-        """Reads the number of a new process; refuses one that does not belong to this run."""
+        """Reads the number of a new process; refuses a process of another run."""
         self._unidentified.remove(connection)
         try:
             kind, process, count = _receive(connection)

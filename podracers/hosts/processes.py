@@ -265,7 +265,7 @@ def all_gather(value: Any) -> list[Any]:
     """Returns the value of each process, by its number; all of them call it at the same moment.
 
     Args:
-      value: that of this process; JSON has to hold it.
+      value: this process's value; JSON has to hold it.
     """
     parts = gather(json.dumps(value).encode())
     return on_lead(lambda: [json.loads(part) for part in parts])
@@ -292,10 +292,10 @@ def require_equal(name: str, text: str) -> None:
 
     Args:
       name: name of the text, for the message.
-      text: that of this process.
+      text: this process's text.
 
     Raises:
-      errors.UserError: that of process 0 differs.
+      errors.UserError: the text of process 0 differs.
     """
     checksum = zlib.crc32(text.encode())
     if on_lead(lambda: checksum) != checksum:

@@ -46,7 +46,7 @@ class Cancelled(Exception):
 
 
 class WorkerError(RuntimeError):
-    """A worker hangs; the traceback is that of its thread."""
+    """A worker hangs; the traceback shows its thread."""
 
 
 def abandoned() -> list[str]:
@@ -128,7 +128,7 @@ class Worker(threading.Thread):
 
     Attributes:
       timer: seconds by activity.
-      supervisor: the one that started it.
+      supervisor: the supervisor that started it.
     """
 
     def __init__(self, name: str, work: Callable[["Worker"], None], supervisor: "Supervisor"):
@@ -194,7 +194,7 @@ class Supervisor:
         Raises:
           Cancelled: the pipeline is closing (in a worker).
           WorkerError: a worker made no progress in time (in the consumer).
-          Exception: that of a worker (in the consumer).
+          Exception: the exception of a worker (in the consumer).
         """
         thread, began = threading.current_thread(), time.monotonic()
         period = min(_POLL_PERIOD, self.timeout)
@@ -246,7 +246,7 @@ class Supervisor:
         self._deadline = min(self._deadline, time.monotonic() + min(self.timeout, _JOIN_TIMEOUT))
 
     def close(self) -> None:
-        """Ends every worker; one that does not return in time is abandoned."""
+        """Ends every worker; a worker that does not return in time is abandoned."""
         self.cancel()
         with self._changed:
             self._changed.notify_all()
@@ -268,7 +268,7 @@ def call(
     Raises:
       Cancelled: `stop()` was true before the result was there.
       WorkerError: `function` spent more than `timeout` seconds (None: no limit) in one activity.
-      Exception: that of `function`.
+      Exception: the exception of `function`.
     """
     supervisor = Supervisor(timeout)
     results = Queue(supervisor, 1)

@@ -13,7 +13,7 @@ class Clock:
     """
 
     wall: float = 0.0  # seconds of earlier starts
-    training: float = 0.0  # seconds of dispatches, without the first one of each start
+    training: float = 0.0  # seconds of dispatches, without the first dispatch of each start
     steps: int = 0  # agent steps in `training`
     first_dispatch: float = 0.0  # seconds of the first dispatches of all starts; they compile
     evaluation_steps: int = 0  # agent steps of evaluations, of one member of the population

@@ -1,4 +1,4 @@
-"""Where .gin files are, what they bind, and which parts of this project they may name.
+"""Places of .gin files, the names that they bind, and the parts that they may name.
 
 Nothing is imported, and gin is not used.
 """
@@ -79,7 +79,7 @@ def parts() -> dict[str, list[str]]:
 
 
 def is_own(module: str) -> bool:
-    """Returns whether a module that .gin files import is one of this project, or gin's own."""
+    """Returns whether a module that .gin files import belongs to this project, or to gin."""
     return module.partition(".")[0] in (*PACKAGES, "__gin__")
 
 

@@ -76,7 +76,7 @@ class JsonlLogger(Logger):
 
     Args:
       path: the file.
-      resume_step: on resumption, the last step to keep; None starts the file anew.
+      resume_step: on resumption, the last step to keep; None starts a new file.
     """
 
     def __init__(self, path: str | pathlib.Path, resume_step: int | None = None):
@@ -271,14 +271,14 @@ def require_wandb() -> Any:
 class WeightsAndBiases:
     """Weights & Biases (https://docs.wandb.ai): `Experiment.tracker = @WeightsAndBiases()`.
 
-    These are options of `wandb.init`; those that are None follow wandb's environment and settings.
+    These are options of `wandb.init`; None follows wandb's environment and settings.
     The package `wandb` is optional.
 
     Attributes:
       project: name of the project (`WANDB_PROJECT`).
       entity: user or team that owns the project (`WANDB_ENTITY`).
       group: group of the run (`WANDB_RUN_GROUP`).
-      name: name of the run (`WANDB_NAME`); by default that of the run directory.
+      name: name of the run (`WANDB_NAME`); by default the run directory's.
       mode: "online", "offline" (written to the run directory, for `wandb sync`) or "disabled"
         (`WANDB_MODE`).
     """

@@ -66,7 +66,7 @@ class Run:
       directory: the run directory; it exists.
       stop: true once the run is to end early.
       resume: continue from the newest valid checkpoint in the directory.
-      initial: what `initial_run.load` returned for a run that begins; None to load it here.
+      initial: result of `initial_run.load` for a new run; None to load it here.
       print_line: called with each line to print.
       progress: whether the terminal shows the progress of the run.
     """
@@ -111,7 +111,7 @@ class Run:
         # See `metrics.Report`; replay keeps observations.
         self._first_fault = np.full((), metrics.NEVER, np.int32)
         self._latest_verdict = self._printed_verdict = ""  # kind of the runner's verdict
-        with contextlib.ExitStack() as exits:  # the process may live on, as that of a notebook
+        with contextlib.ExitStack() as exits:  # the process may live on, as a notebook's does
             processes.on_lead(directory.lock.acquire)
             exits.push(_closing(directory.lock.release))
             self._checkpointer = checkpoint.Checkpointer(
@@ -136,7 +136,7 @@ class Run:
         self._provenance = summary_lib.provenance()
 
     def _begin(self, initial: initial_run.InitialRun | None) -> None:
-        """Replaces parameters before the first update by those of another run, if there is one."""
+        """Replaces parameters before the first update by another run's, if there is one."""
         if initial is not None:
             self._state = initial_run.begin(initial, self._parts, self._state)
             self._origin = {"initial_run": {"path": initial.path, "step": initial.step}}
@@ -189,7 +189,7 @@ class Run:
     def _require_same_run(self, step: int, metadata: Mapping[str, Any]) -> None:
         """Raises `errors.UserError` for the checkpoint of another run, by its metadata.
 
-        Those of earlier versions lack some settings.
+        Checkpoints of earlier versions lack some settings.
         """
         current = self._fixed() | {"agent steps per update": self._runner.steps_per_update}
         saved = {**metadata, "agent steps per update": step // metadata["update"]}
@@ -219,7 +219,7 @@ class Run:
         return f"evaluates {evaluates}; saves {saves}"
 
     def _earlier_checkpoints(self) -> str | None:
-        """Returns the run's own folder, or that of `config.gin`, if there are checkpoints in it."""
+        """Returns the run's own folder, or `config.gin`'s, if there are checkpoints in it."""
         file, places = self._directory.config, [self._directory.path / "checkpoints"]
         if file.is_file():
             begun = config.read(self._directory.read_config(), str(file))

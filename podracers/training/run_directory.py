@@ -128,7 +128,7 @@ class RunDirectory:
     def require_gin(self) -> None:
         """Raises `errors.UserError` if `config.gin` is empty, as of a run from Python.
 
-        Logs what it imports from outside of this project, which loading it executes.
+        Logs its imports from outside of this project, which loading it executes.
         """
         if not (text := self.read_config()):
             raise errors.UserError(

@@ -51,7 +51,7 @@ def rounding() -> dict[str, str | None]:
 
 
 def _cpu() -> str:
-    """Returns the name of this machine's processor, or that of its architecture."""
+    """Returns the name of this machine's processor, or else of its architecture."""
     information = pathlib.Path("/proc/cpuinfo")  # Linux, where `platform` has no model
     text = information.read_text() if information.exists() else ""
     found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)

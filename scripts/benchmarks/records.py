@@ -61,7 +61,7 @@ def short(number: float) -> str:
 class Result:
     """Figures of one benchmark."""
 
-    about: str  # what it measures, in a sentence
+    about: str  # a sentence on the quantity
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     group: str | None = None  # benchmarks of one group share a section

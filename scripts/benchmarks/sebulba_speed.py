@@ -1,6 +1,6 @@
 """Sebulba on EnvPool's Pong: the simulators alone, actors alone, actors and learner.
 
-All settings are those of the shipped experiment. Programs run alternately.
+All settings are the shipped experiment's. Programs run alternately.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ class Setting:
 
     updates: int  # updates a turn
     env_steps: int  # steps of each environment in a turn of the simulators alone
-    bindings: Sequence[str] = ()  # gin bindings over those of the experiment
+    bindings: Sequence[str] = ()  # gin bindings that override the experiment's
 
     def build(self) -> experiment.Parts:
         """Returns the parts of the experiment."""
         return measure.build(["gin/experiments/pong_impala.gin"], self.bindings)
 
     def stepper(self, runner: Any = None) -> measure.Stepper:
-        """Returns the measurement of a runner; None for that of the experiment."""
+        """Returns the measurement of a runner; None for the experiment's runner."""
         return measure.Stepper(runner or self.build().runner, self.updates, measure.LEAD_IN)
 
 

@@ -137,11 +137,11 @@ def benchmark_agent(
 def benchmark_costs(
     counts: Sequence[int], price: float, date: str, folder: pathlib.Path | None = None
 ) -> records.Result:
-    """Estimates what a run of each experiment costs, from its number of agent steps and its speed.
+    """Estimates the cost of a run of each experiment, from its number of agent steps and its speed.
 
-    Experiments are those of JAX environments in gin/experiments, at their `TOTAL_STEPS`, and those
-    of agents on Atari's frames (`EXPERIMENTS`), at the 200M frames that papers train for. `price`
-    is that of a chip-hour, in dollars.
+    These are all experiments of JAX environments in gin/experiments, at their `TOTAL_STEPS`, and
+    agents on Atari's frames (`EXPERIMENTS`), at the 200M frames that papers train for. `price` is
+    dollars for a chip-hour.
 
     Raises:
       errors.UserError: there is no compiler, or no preset for a number of chips.

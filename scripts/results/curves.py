@@ -38,8 +38,8 @@ _NAMES = ("name", "task_id", "env_id")  # parameters by which adaptors choose an
 class Run:
     """One seed: a run directory, or a member of its population.
 
-    Parameters have names such as `PPO.gamma`; those of either runner, `runner.num_envs`. Values are
-    numbers, or texts such as `PPO` of a part.
+    Parameters have names such as `PPO.gamma`; parameters of either runner begin with `runner.`.
+    Values are numbers, or texts such as `PPO` of a part.
     """
 
     directory: run_directory.RunDirectory
@@ -174,7 +174,7 @@ def panels(runs: Iterable[Run], metric: str) -> list[plotting.Panel]:
             curves[label] = list(seeds.values())
             if "random policy" in known and (one := results.reference(agent, rows)) is not None:
                 scales[label] = known["random policy"], one
-        # The legend has the other ones that a resume changed.
+        # The legend has the other parameters that a resume changed.
         resumed = {x: run.values[x] for run in members for x in sorted(run.changed - IGNORED)}
         shared = [
             f"{name.rpartition('.')[2]} = {text}"
@@ -252,7 +252,7 @@ def _configurations(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[Run]
     configurations = [({}, group) for group in groups.values()]
     for name in names:
         part, _, short = name.rpartition(".")
-        # A runner's parameters have one name under both; a run has those that its runner has.
+        # A runner's parameters have one name under both; a run has its runner's parameters.
         runners = {run.values[_ROLES[2]] for run in runs if name in run.values}
         holders = [
             (difference, run)

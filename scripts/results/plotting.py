@@ -37,7 +37,7 @@ _COLORS = (
 _WIDTH = 8.3  # inches: 830 pixels of a page, with half as many pixels again
 _DPI = 150
 _SHARES = np.linspace(0, 100, 51)  # percent of agent steps, in aggregates over tasks
-_MIN_SEEDS = 3  # fewest for an interval; that of two spans 9 standard deviations to either side
+_MIN_SEEDS = 3  # fewest for an interval; of two seeds it spans 9 standard deviations to a side
 _DIGEST = "rows"  # field of a PNG file
 _LEGEND_DISTANCE = -36.0  # points, below the axis
 _HALF_WIDTH, _WHOLE_WIDTH = 30, 62  # characters of a column of a legend, of two and of one
@@ -70,7 +70,7 @@ class Band(NamedTuple):
 
 
 class _Drawing(NamedTuple):
-    """What one pair of axes shows."""
+    """Contents of one pair of axes."""
 
     title: str
     bands: dict[str, Band]  # keys are labels
@@ -141,7 +141,7 @@ def band(curves: Sequence[np.ndarray], x: int = 0) -> Band:
 def overall(panels: Sequence[Panel]) -> list[_Drawing]:
     """Returns interquartile means over tasks of several curves, with stratified bootstraps.
 
-    The tasks are those that most curves share; without two curves that share three tasks there is
+    These are the tasks that most curves share; without two curves that share three tasks there is
     no drawing. Scores are at equal shares of the agent steps.
     """
     tasks = collections.defaultdict(dict)  # keys are labels, then titles
@@ -277,7 +277,7 @@ def is_current(path: pathlib.Path, panels: Sequence[Panel]) -> bool:
 
 
 def draw(path: pathlib.Path, panels: Sequence[Panel]) -> None:
-    """Writes the picture of recorded results, with a digest of what it shows."""
+    """Writes the picture of recorded results, with a digest of its contents."""
     save(page(panels, "evaluation/return"), path, **{_DIGEST: _digest(panels)})
 
 

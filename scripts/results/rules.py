@@ -1,4 +1,4 @@
-"""Evaluation of learnt update rules (LPG): lifetimes of agents beside those of other learners.
+"""Evaluation of learnt update rules (LPG): lifetimes of agents beside other learners.
 
 `R` rules, `H` combinations of hyper-parameters, `S` segments of a lifetime.
 """
@@ -125,8 +125,8 @@ def evaluate(
 ) -> list[Task]:
     """Returns shares of the optimum by kind of task, of rules and of other learners.
 
-    The tasks are those of `lifetimes`, the environment of an experiment `file`; all lifetimes have
-    the longest length. Each repetition has `count` of them.
+    `lifetimes`, the environment of an experiment `file`, has the tasks; all lifetimes have the
+    longest length. Each repetition has `count` lifetimes.
     """
     lifetimes = dataclasses.replace(lifetimes, min_periods=lifetimes.max_periods)
     trial = _Trial(lifetimes, evaluation.run_key(0), count)

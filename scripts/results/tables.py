@@ -1,4 +1,4 @@
-"""Tables of docs/results.json: those of README.md and of docs/generated/results.md."""
+"""Tables of docs/results.json, for README.md and docs/generated/results.md."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -123,7 +123,7 @@ def _return(row: results.Row) -> str:
 
 
 def _metrics(row: results.Row) -> str:
-    """Returns the means over seeds of an environment's few numbers, without those of groups."""
+    """Returns the means over seeds of an environment's few numbers, without numbers of groups."""
     samples = collections.defaultdict(list)
     for run in row.runs:
         for name, value in (run.metrics or {}).items():

@@ -1,8 +1,8 @@
 """Training runs as child processes.
 
-Each run has its own process, which frees the device's memory when it ends; no cache of compiled
-programs, unless the environment enables it, so that every run pays for its own compilation; and its
-own session, so that Ctrl-C reaches this process alone, which forwards it once.
+Each run has its own process, which frees the device's memory at the end. Unless the environment
+enables a cache of compiled programs, every run compiles its own. Each run has its own session:
+Ctrl-C reaches this process alone, which forwards it once.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class Run:
         return f"{self.label}, seed {self.seed}"
 
     def train(self, stop: stop_request.StopRequest) -> bool:
-        """Trains, or continues a run that was stopped; its output is that of this process.
+        """Trains, or continues a run that was stopped; its output goes to this process's.
 
         Args:
           stop: true after this process received a signal; then the child is stopped, too.
@@ -120,7 +120,7 @@ def plan(
 
 
 def train_all(runs: Sequence[Run], record: Callable[[Run], None] | None = None) -> bool | None:
-    """Trains runs one after the other; those that are finished are not trained again.
+    """Trains runs one after the other; finished runs are not trained again.
 
     `record` is called after each run; if given, a failed run is reported, and the others continue.
 

@@ -102,7 +102,7 @@ class Costs:
                     self._loops |= dict.fromkeys(_LOOP.findall(line)[0], made)
 
     def _cycles_of(self, computation: str) -> dict[str, float]:
-        """Returns the cycles of a computation by part; of branches, those of the costliest."""
+        """Returns the cycles of a computation by part; of branches, the costliest one's."""
         cycles = collections.defaultdict(float)
         for name in self._computations[computation]:
             found, passes, runs = self._instructions[name], 1.0, []
@@ -119,7 +119,7 @@ class Costs:
         return cycles
 
     def _passes(self, name: str) -> float:
-        """Returns the passes of a loop; adds one with an unknown number to `loops`."""
+        """Returns the passes of a loop; adds a loop with an unknown number to `loops`."""
         found = self._instructions[name]
         condition, body = _LOOP.findall(found.text)[0]
         compare = self._instructions[self._computations[condition][-1]]

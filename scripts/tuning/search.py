@@ -19,11 +19,11 @@ class Search:
     Attributes:
       measure: measures settings.
       budget: seconds.
-      measured: settings and outcomes, in order; first those of the experiment.
-      best: the index of the fastest; None if none could be measured.
+      measured: settings and outcomes, in order, beginning with the experiment's.
+      best: the index of the fastest settings; None if no settings could be measured.
       rounds: rates of the start and of the best, measured again, alternately.
-      complete: whether nothing was left out for lack of time.
-      interrupted: whether Ctrl-C ended it; then the best was not measured again.
+      complete: whether the time sufficed for all settings.
+      interrupted: whether Ctrl-C ended the search, before the best was measured again.
     """
 
     measure: Callable[[candidates.Settings], trial.Outcome]
@@ -46,8 +46,9 @@ class Search:
     def run(self, choices: Mapping[str, list | None], num_devices: int, num_cores: int) -> None:
         """Searches until no parameter gains; then measures the start and the best again.
 
-        Along a parameter it continues while candidates gain, upwards or else downwards; then comes
-        the next parameter, and the first one again. `choices` are those of `candidates.parse`.
+        Along a parameter the search continues while candidates gain, upwards or else downwards;
+        then comes the next parameter, and after the last the first. `candidates.parse` returns
+        `choices`.
         """
         gained = True
         while gained and self.complete:
