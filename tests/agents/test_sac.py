@@ -115,11 +115,7 @@ def _units(action):
 def _slow_outputs(encoder):
     """Returns the outputs `[T + 1, N, F]` of the recurrent network, from one step after another."""
     agent, _, _, sample = _case("recurrent")
-<<<<<<< HEAD
-    timestep, action, _, (core, previous), _ = sample.rollout
-=======
     timestep, action, _, (core, previous), *_ = sample.rollout
->>>>>>> suite
     outputs = []
     for time in range(len(timestep.reward)):
         now = jax.tree.map(lambda x: x[time], timestep)  # noqa: B023
