@@ -34,6 +34,7 @@ PICTURE = (
 
 # Titles of the suites of scripts/reproduce.py.
 SUITES = {
+    "curriculum": "Runs that begin with another run's parameters",
     "classic": "Classic control",
     "jumanji": "Jumanji",
     "atari": "Atari",
