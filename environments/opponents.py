@@ -99,9 +99,7 @@ class UCT(_Memoryless):
             recurrent_fn=jax.tree_util.Partial(functools.partial(self._simulate, model)),
             num_simulations=self.simulations,
             invalid_actions=~legal[None],
-            qtransform=functools.partial(
-                mctx.qtransform_by_min_max, min_value=-1.0, max_value=1.0
-            ),
+            qtransform=functools.partial(mctx.qtransform_by_min_max, min_value=-1.0, max_value=1.0),
             dirichlet_fraction=0.0,
             pb_c_init=constant,
             temperature=0.0,
