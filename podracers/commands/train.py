@@ -158,7 +158,7 @@ def _changes(begun: str, text: str) -> list[str]:
       errors.UserError: the agent, the environment or the runner is another class, or the run began
         with other parameters.
     """
-    old, new = (config.read(source, "config.gin") for source in (begun, text))
+    old, new = (config.read(source, "config.gin").values for source in (begun, text))
     replaced = {name.rpartition(".")[2]: repr(old[name]) for name in old if name not in new}
     changes = []
     for name, value in sorted(new.items()):

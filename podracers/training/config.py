@@ -22,7 +22,7 @@ import pathlib
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import gin
@@ -368,72 +368,77 @@ class _Macro(NamedTuple):
     name: str
 
 
-class _Values(config_parser.ParserDelegate):
-    """Values of a text, of whose names nothing is imported; `names` are those of references."""
+class _Names(config_parser.ParserDelegate):
+    """Keeps the names in values, of which nothing is imported."""
 
     def __init__(self):
-        self.names: list[str] = []
+        self.parts: list[str] = []
+        self.macros: list[str] = []
 
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
-        self.names.append(scoped_configurable_name.rpartition("/")[2])
+        self.parts.append(scoped_configurable_name.rpartition("/")[2])
         return _Reference(_short(scoped_configurable_name) + "()" * evaluate)
 
     def macro(self, macro_name: str) -> Any:
+        self.macros.append(macro_name)
         return _Macro(macro_name)
 
 
-def read(text: str, source: str) -> dict[str, Any]:
-    """Returns parameters by class, such as `PPO.gamma`, with the values of their macros.
+class Contents(NamedTuple):
+    """Contents of one .gin file, without those of the files that it includes."""
 
-    Nothing is imported, so the modules of a run may be missing here. Included files are not read.
+    values: dict[str, Any]  # by parameter, such as `PPO.gamma`, with the values of macros
+    names: set[str]  # parameters and macros that it binds, and macros that it uses
+    includes: list[str]
+    # Imports, includes, and references such as `@run_directory.os.remove()`, that lead out of the
+    # public parts of this project.
+    other_code: list[str]
+
+
+def read(text: str, source: str) -> Contents:
+    """Reads a .gin file; nothing is imported, so the modules of a run may be missing here.
 
     Raises:
       errors.UserError: the text is no .gin file; the message names it `source`.
     """
-    macros, values = {}, {}
-    for statement in _statements(text, source, _Values()):
-        if not isinstance(statement, config_parser.BindingStatement):
-            continue
-        name = _scoped(statement.scope, statement.selector)
-        if statement.arg_name:
-            values[f"{name}.{statement.arg_name}"] = statement.value
-        else:
-            macros[name] = statement.value
+    names, bound, modules, includes, others = _Names(), {}, {}, [], []
+    try:
+        statements = list(config_parser.ConfigParser(text, names))
+    except Exception as error:
+        raise explained(error, source) from error
+    for statement in statements:
+        if isinstance(statement, config_parser.BindingStatement):
+            name = _scoped(statement.scope, statement.selector)
+            bound[f"{name}.{statement.arg_name}".rstrip(".")] = statement.value
+        elif isinstance(statement, config_parser.IncludeStatement):
+            includes.append(statement.filename)
+        elif isinstance(statement, config_parser.ImportStatement):
+            if statement.is_from or statement.alias:
+                modules[statement.bound_name()] = statement.module
+            if not gin_names.is_own(statement.module):
+                others.append(statement.module)
+    for name in names.parts:
+        first, _, rest = name.partition(".")
+        module, _, part = f"{modules.get(first, first)}.{rest}".rpartition(".")
+        if gin_names.is_own(module) and part not in gin_names.parts().get(module, ()):
+            others.append(f"@{name}")
 
     def resolve(value: Any) -> Any:
         if isinstance(value, _Macro):
-            return resolve(macros[value.name]) if value.name in macros else value
+            return resolve(bound[value.name]) if value.name in bound else value
         if isinstance(value, dict):
-            return {resolve(key): resolve(each) for key, each in value.items()}
+            return {resolve(key): resolve(item) for key, item in value.items()}
         return type(value)(map(resolve, value)) if type(value) in (list, tuple) else value
 
-    return {name: resolve(value) for name, value in values.items()}
+    values = {name: resolve(value) for name, value in bound.items() if "." in name}
+    return Contents(values, {*bound, *names.macros}, includes, [*includes, *others])
 
 
-def _statements(text: str, source: str, values: _Values) -> list[Any]:
-    try:
-        return list(config_parser.ConfigParser(text, values))
-    except Exception as error:
-        raise explained(error, source) from error
-
-
-def other_code(text: str, source: str) -> list[str]:
-    """Returns what a .gin file names beyond the public parts of this project, as `read`.
-
-    These are imports, includes, and references such as `@run_directory.os.remove()`.
-    """
-    values, found, bound = _Values(), [], {}
-    for statement in _statements(text, source, values):
-        if isinstance(statement, config_parser.IncludeStatement):
-            found.append(statement.filename)
-        elif isinstance(statement, config_parser.ImportStatement):
-            if statement.is_from or statement.alias:
-                bound[statement.bound_name()] = statement.module
-            if not gin_names.is_own(statement.module):
-                found.append(statement.module)
-    for name in values.names:
-        first, _, rest = name.partition(".")
-        module, _, part = f"{bound.get(first, first)}.{rest}".rpartition(".")
-        if gin_names.is_own(module) and part not in gin_names.parts().get(module, ()):
-            found.append(f"@{name}")
-    return found
+def names_of_files(paths: Iterable[str]) -> set[str]:
+    """Returns `Contents.names` of .gin files and of the files that they include."""
+    names, files = set(), list(map(gin_names.find, paths))
+    for path in files:  # it grows by the includes
+        contents = read(pathlib.Path(path).read_text("utf-8-sig", "replace"), path)
+        names |= contents.names
+        files += set(map(gin_names.find, contents.includes)).difference(files)
+    return names

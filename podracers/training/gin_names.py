@@ -1,7 +1,4 @@
-"""Places of .gin files, the names that they bind, and the parts that they may name.
-
-Nothing is imported, and gin is not used.
-"""
+"""Places of .gin files, and the parts that they may name; nothing is imported."""
 
 import ast
 import functools
@@ -9,7 +6,6 @@ import importlib.util
 import os
 import pathlib
 import re
-from collections.abc import Iterable
 
 from podracers import errors
 
@@ -40,18 +36,6 @@ def experiments() -> dict[str, str]:
         text = re.sub(r"\s*(^|\n)# ", " ", comment).strip()
         lines[file.name] = re.split(r"[.:;,] | \(", f"{text} ")[0]
     return lines
-
-
-def bound_names(paths: Iterable[str]) -> set[str]:
-    """Returns the macros (`SEED`) and parameters (`PPO.gamma`) of .gin files and their includes."""
-    names, files = set(), list(map(find, paths))
-    for path in files:  # it grows by the includes
-        text = pathlib.Path(path).read_text("utf-8-sig", "replace")
-        bound = re.findall(r"^([\w./]+) *=|%(\w+)", text, re.MULTILINE)
-        names |= {".".join("".join(pair).split(".")[-2:]) for pair in bound}
-        included = map(find, re.findall(r"^include ['\"](.+?)['\"]", text, re.MULTILINE))
-        files += [each for each in included if each not in files]
-    return names
 
 
 @functools.cache

@@ -222,8 +222,8 @@ class Run:
         """Returns the run's own folder, or `config.gin`'s, if there are checkpoints in it."""
         file, places = self._directory.config, [self._directory.path / "checkpoints"]
         if file.is_file():
-            begun = config.read(self._directory.read_config(), str(file))
-            places += filter(None, [begun.get("Experiment.checkpoint_directory")])
+            begun = self._directory.read_values().get("Experiment.checkpoint_directory")
+            places += filter(None, [begun])
         for place in places:
             with storage.failures(f"list '{place}'"):
                 if storage.steps(storage.path(place)):
@@ -506,7 +506,7 @@ class Run:
         used = self._experiment.texts.operative
         hyperparameters = {
             name: value if isinstance(value, bool | int | float | str) else str(value)
-            for name, value in config.read(used, str(path)).items()
+            for name, value in config.read(used, str(path)).values.items()
             if value is not None
         }
         texts = {}

@@ -125,6 +125,10 @@ class RunDirectory:
         with errors.file_errors(f"read '{self.config}'"):
             return self.config.read_text("utf-8")
 
+    def read_values(self) -> dict[str, Any]:
+        """Returns the values that `config.gin` binds, by name (`config.Contents`)."""
+        return config.read(self.read_config(), str(self.config)).values
+
     def require_gin(self) -> None:
         """Raises `errors.UserError` if `config.gin` is empty, as of a run from Python.
 
@@ -135,7 +139,7 @@ class RunDirectory:
                 f"the run in '{self.path}' was configured in Python, not by gin: see "
                 "`trained.params(path, parts)` and `run.Run(..., resume=True)`"
             )
-        if names := config.other_code(text, str(self.config)):
+        if names := config.read(text, str(self.config)).other_code:
             _LOGGER.warning("%s imports other code: %s", self.config, ", ".join(names))
 
     def replace_config(self, text: str, step: int) -> None:

@@ -8,7 +8,7 @@ import jax
 
 from podracers import errors, evaluation, population, types
 from podracers.checkpoints import checkpoint, storage
-from podracers.training import config, experiment, run_directory
+from podracers.training import experiment, run_directory
 
 
 class TrainedPolicy(NamedTuple):
@@ -70,7 +70,7 @@ def open_run(path: str | pathlib.Path) -> run_directory.RunDirectory:
     directory = run_directory.RunDirectory(path)
     directory.require()
     name = "Experiment.checkpoint_directory"
-    place = config.read(directory.read_config(), str(directory.config)).get(name)
+    place = directory.read_values().get(name)
     if place is not None:
         storage.check(name, place)
         directory.checkpoints = storage.path(place)
