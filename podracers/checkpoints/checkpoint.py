@@ -18,7 +18,6 @@ import json
 import logging
 import math
 import os
-import pathlib
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -36,7 +35,6 @@ from podracers.checkpoints import integrity, storage
 from podracers.hosts import peers, processes
 
 _LOGGER = logging.getLogger(__name__)
-_LOGS: list[pathlib.Path] = []  # files of the runs in this process, for orbax's warnings
 
 _TIMEOUT = 3600  # seconds in which all processes have to write their part
 _METADATA = "metadata/metadata"
@@ -55,7 +53,6 @@ class Checkpointer:
       keep_best: number of checkpoints with the highest scores to keep in addition.
       read_only: write nothing, and keep partial checkpoints of other processes: for evaluation.
       replay: save replay, and refuse checkpoints without it.
-      log: file that receives orbax's warnings; it is made with the first one.
     """
 
     def __init__(
@@ -65,7 +62,6 @@ class Checkpointer:
         keep_best: int = 1,
         read_only: bool = False,
         replay: bool = True,
-        log: pathlib.Path | None = None,
     ):
         self._directory = storage.path(directory)
         self._keep_latest, self._keep_best = keep_latest, keep_best
@@ -88,10 +84,7 @@ class Checkpointer:
         self._arrays = ocp.StandardCheckpointHandler(multiprocessing_options=self._processes)
         # Unlike the handler for standard trees it accepts placeholders.
         self._reader = ocp.PyTreeCheckpointHandler(multiprocessing_options=self._processes)
-        self._log = log
         _silence_orbax()
-        if log:
-            _LOGS.append(log)
         if not read_only:
             commit_file = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
             self._writer = ocp.AsyncCheckpointer(
@@ -300,8 +293,6 @@ class Checkpointer:
             if self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
-            if self._log in _LOGS:
-                _LOGS.remove(self._log)
 
     def _restore_item(
         self,
@@ -414,20 +405,11 @@ def _empty(like: Any) -> jax.Array | np.ndarray:
 
 @functools.cache
 def _silence_orbax() -> None:
-    """Moves the output of orbax's threads to logs of runs; raises their first error here."""
-    formatter = logging.Formatter("%(asctime)s %(message)s")
-
-    def divert(record: logging.LogRecord) -> bool:
-        # Only orbax uses asyncio here. After the first write that fails, the errors of the other
-        # writes are not retrieved, and the other writes find no event loop.
-        is_orbax = record.name == "asyncio" or "/orbax/" in record.pathname
-        for path in _LOGS if is_orbax else ():
-            with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
-                print(formatter.format(record), file=file)
-        return not is_orbax
-
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).addFilter(divert)
+    """Drops the output of orbax's threads; `Checkpointer` raises their first error."""
+    logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)
+    # Only orbax uses asyncio here. After the first write that fails, the errors of the other writes
+    # are not retrieved, and the other writes find no event loop.
+    logging.getLogger("asyncio").addFilter(lambda record: False)
     warnings.filterwarnings("ignore", "coroutine .*was never awaited", RuntimeWarning)
     hook = sys.unraisablehook
 

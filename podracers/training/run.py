@@ -33,6 +33,10 @@ from podracers.training import summary as summary_lib
 _SAVE_PERIOD = 300.0  # seconds between checkpoints, where no option counts updates between them
 _NUM_EVALUATIONS = 20  # of a run, about, where no option counts updates between them
 _DISPATCH_TIME = 5.0  # seconds, about: a stop waits for the end of a dispatch
+_SHARE = (
+    ": set Experiment.checkpoint_directory to a folder that all processes see, or to "
+    "gs://BUCKET/FOLDER"
+)
 
 _LOGGER = logging.getLogger(__name__)
 _TRAINING = threading.Lock()  # held by the run that trains
@@ -119,7 +123,6 @@ class Run:
                 experiment.keep_latest,
                 experiment.keep_best,
                 replay=experiment.checkpoint_replay,
-                log=directory.orbax_log if processes.is_lead() else None,
             )
             exits.push(_closing(self._checkpointer.close))
             exits.push(_closing(runner.close))
@@ -565,6 +568,30 @@ class Run:
         return summary
 
 
+def begin(
+    experiment: experiment_lib.Experiment,
+    parts: experiment_lib.Parts,
+    directory: run_directory.RunDirectory,
+    resume: bool | None = False,
+    **options: Any,
+) -> Run:
+    """Returns a `Run` with these `options`, once its folders are checked and `config.gin` is there.
+
+    With `resume = None`, the checkpoints in `Experiment.checkpoint_directory`, if any, are resumed
+    in a new run directory: they outlive that of a machine that is gone.
+    """
+    is_new = not resume
+    if (shared := experiment.checkpoint_directory) is not None:
+        resume = storage.require_shared("Experiment.checkpoint_directory", shared, resume)
+    elif processes.is_several():
+        storage.require_shared("the run directory", directory.path, True, _SHARE)
+    initial = None if resume else initial_run.load(experiment, parts)
+    if is_new:
+        processes.on_lead(directory.create)
+        processes.on_lead(lambda: storage.write(directory.config, experiment.text()))
+    return Run(experiment, parts, directory, resume=bool(resume), initial=initial, **options)
+
+
 def train(
     experiment: experiment_lib.Experiment,
     path: str | pathlib.Path,
@@ -587,14 +614,8 @@ def train(
       errors.UserError: the parts do not fit, or the directory exists.
       errors.RunFailure: see `Run.train`.
     """
-    directory = run_directory.RunDirectory(path)
-    parts = experiment.build()
+    directory, parts = run_directory.RunDirectory(path), experiment.build()
     experiment_lib.check(parts, experiment.seed, experiment.tracker)
-    if (shared := experiment.checkpoint_directory) is not None:
-        storage.require_shared("Experiment.checkpoint_directory", shared, False)
-    initial = initial_run.load(experiment, parts)
-    directory.create()
-    storage.write(directory.config, experiment.text())
     with stop_request.StopRequest() as stop:
-        options: dict[str, Any] = {"print_line": print_line, "progress": False}
-        return Run(experiment, parts, directory, stop=stop, initial=initial, **options).train()
+        options: dict[str, Any] = {"stop": stop, "print_line": print_line, "progress": False}
+        return begin(experiment, parts, directory, **options).train()

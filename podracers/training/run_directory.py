@@ -87,7 +87,6 @@ class RunDirectory:
         # Experiments may name others.
         self.checkpoints: pathlib.Path | storage.Path = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
-        self.orbax_log = self.path / "orbax.log"
 
     def create(self, dry_run: bool = False) -> None:
         """Makes and locks the folder; with `dry_run` only checks it.
