@@ -74,7 +74,7 @@ class Configuration:
         for path in gin_files:
             self._parse_file(path)
         self._bound: Bindings = gin.config._CONFIG
-        self._given: Bindings = {}  # on the command line
+        self._given: Bindings = {}  # the command line binds them
         gin.config._CONFIG = self._given
         for binding in gin_bindings:
             _parse_binding(binding)
@@ -242,8 +242,8 @@ def _lineage(function: Any, selector: str) -> list[str]:
     for name, known in gin.config._REGISTRY.items():
         names.setdefault((known.wrapped.__module__, known.wrapped.__qualname__), []).append(name)
     bases = getattr(function, "__mro__", ())[:0:-1]
-    own = (names.get((base.__module__, base.__qualname__), ()) for base in bases)
-    return [*itertools.chain(*own), selector]
+    selectors = (names.get((base.__module__, base.__qualname__), ()) for base in bases)
+    return [*itertools.chain(*selectors), selector]
 
 
 def _takes(function: Any, name: str) -> bool:
@@ -292,16 +292,16 @@ def _register(binding: str) -> None:
     for scoped_name in {subject, *re.findall(r"@([\w./]+)", binding)} - {""}:
         name = scoped_name.rpartition("/")[2]
         module, _, symbol = name.rpartition(".")
-        own = [
+        known = [
             path.rpartition(".")
             for path, symbols in gin_names.parts().items()
             if symbol in symbols and (not module or f".{path}".endswith(f".{module}"))
         ]
-        for package, _, own_module in own:
-            lines.append(f"from {package} import {own_module}")
-            lines.append(f"registered = @{own_module}.{symbol}")
+        for package, _, name_of_module in known:
+            lines.append(f"from {package} import {name_of_module}")
+            lines.append(f"registered = @{name_of_module}.{symbol}")
         with contextlib.suppress(ImportError, ValueError):
-            if module and not own and (module in sys.modules or importlib.util.find_spec(module)):
+            if module and not known and (module in sys.modules or importlib.util.find_spec(module)):
                 lines += [f"import {module}", f"registered = @{name}"]
     gin.parse_config("\n".join(lines))
     gin.config._CONFIG.pop(("registered", _MACRO), None)
@@ -338,8 +338,8 @@ def explained(error: Exception, source: str) -> errors.UserError:
     if token := re.search(r"Failed to parse token '.*'", str(error)):
         cause = f"{token[0]} (a string needs quotes)"
     for pattern, nearest in _NEAREST:
-        if found := re.search(pattern, cause):
-            cause = cause[: found.end()] + nearest(*found.groups())
+        if match := re.search(pattern, cause):
+            cause = cause[: match.end()] + nearest(*match.groups())
             break
     return errors.UserError(f"{where}: {cause}")
 
@@ -387,7 +387,7 @@ class _Names(config_parser.ParserDelegate):
 class Contents(NamedTuple):
     """Contents of one .gin file, without those of the files that it includes."""
 
-    values: dict[str, Any]  # by parameter, such as `PPO.gamma`, with the values of macros
+    values: dict[str, Any]  # keys are parameters, such as `PPO.gamma`; macros are resolved
     names: set[str]  # parameters and macros that it binds, and macros that it uses
     includes: list[str]
     # Imports, includes, and references such as `@run_directory.os.remove()`, that lead out of the

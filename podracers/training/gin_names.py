@@ -19,8 +19,8 @@ PACKAGES = ("agents", "environments", "podracers")
 def find(path: str) -> str:
     """Returns where a gin file is; raises `errors.UserError` with the nearest names."""
     for folder in FOLDERS:
-        if os.path.isfile(found := os.path.join(folder, path)):
-            return found
+        if os.path.isfile(file := os.path.join(folder, path)):
+            return file
     # `name` and `experiments/name` are compared with the names that they could stand for.
     prefix = {0: "gin/experiments/", 1: "gin/"}.get(path.count("/"), "")
     files = (file.relative_to(SHIPPED).as_posix() for file in SHIPPED.glob("gin/**/*.gin"))
@@ -44,22 +44,22 @@ def parts() -> dict[str, list[str]]:
 
     Sources are parsed, not imported. A package stands for the modules whose names it re-exports.
     """
-    found, within_packages = {}, set()
+    names_by_module, within_packages = {}, set()
     for path in sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
         package = ".".join(path.relative_to(ROOT).parent.parts)
         body = ast.parse(path.read_bytes()).body
         if path.stem != "__init__":
             public = (node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef))
             names = [part.name for part in public if not part.name.startswith("_")]
-            found[f"{package}.{path.stem}"] = names
+            names_by_module[f"{package}.{path.stem}"] = names
         elif exports := [
             node
             for node in body
             if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith(f"{package}.")
         ]:
-            found[package] = [alias.name for node in exports for alias in node.names]
+            names_by_module[package] = [alias.name for node in exports for alias in node.names]
             within_packages |= {node.module for node in exports}
-    return {name: names for name, names in found.items() if name not in within_packages}
+    return {name: names for name, names in names_by_module.items() if name not in within_packages}
 
 
 def is_own(module: str) -> bool:

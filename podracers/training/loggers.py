@@ -143,7 +143,7 @@ class TensorBoardLogger(Logger):
         members: Mapping[int, Mapping[str, float]] | None = None,
     ):
         folder, self._members = pathlib.Path(directory), members or {}
-        self._folders = {"": folder}  # by the end of metrics' names
+        self._folders = {"": folder}  # keys are the ends of metrics' names
         for seed, options in self._members.items():
             words = [f"{name.rpartition('.')[2]}={x:g}" for name, x in options.items()]
             self._folders[f"/seed_{seed}"] = folder / ",".join([f"seed_{seed}", *words])
@@ -171,7 +171,7 @@ class TensorBoardLogger(Logger):
     def write_configuration(self, step: int, texts: Mapping[str, str], values: Options) -> None:
         """Adds pages to the text dashboard, and a row for each seed to the HParams dashboard."""
         for name, text in texts.items():
-            code = "".join(f"    {line}\n" for line in text.splitlines())  # of Markdown
+            code = "".join(f"    {line}\n" for line in text.splitlines())  # Markdown
             page = event_pb2.Event(step=step, summary=text_summary.text_pb(name, code))
             self._add(self._folders[""], page)
         shared = {name: x for name, x in values.items() if not name.endswith(".population_values")}

@@ -31,7 +31,7 @@ from podracers.training import experiment as experiment_lib
 from podracers.training import summary as summary_lib
 
 _SAVE_PERIOD = 300.0  # seconds between checkpoints, where no option counts updates between them
-_NUM_EVALUATIONS = 20  # of a run, about, where no option counts updates between them
+_NUM_EVALUATIONS = 20  # about, in a run whose options count no updates between them
 _DISPATCH_TIME = 5.0  # seconds, about: a stop waits for the end of a dispatch
 _SHARE = (
     ": set Experiment.checkpoint_directory to a folder that all processes see, or to "
@@ -94,7 +94,7 @@ class Run:
         self._stop = stop
         self._stopping = False  # agreed on by all processes
         self._is_over = False  # `Experiment.on_log` has ended the run
-        self._report: metrics.Report | None = None  # of the updates since the last log line
+        self._report: metrics.Report | None = None  # covers the updates since the last log line
         self._pace = math.inf  # seconds of an update in the latest dispatch
         self._saved = time.perf_counter()  # when the latest checkpoint was begun
         if experiment.checkpoint_directory is not None:
@@ -111,7 +111,6 @@ class Run:
         self._evaluation_period = period
         self._origin: dict[str, Any] = {}  # the run that it began with, for records
         self._resume = resume
-        self._is_configuration_kept = False
         # See `metrics.Report`; replay keeps observations.
         self._first_fault = np.full((), metrics.NEVER, np.int32)
         self._latest_verdict = self._printed_verdict = ""  # kind of the runner's verdict
@@ -261,7 +260,7 @@ class Run:
             self._stopping = self._stopping or processes.any_process(bool(self._stop))
             if not self._stopping and (summary := self._finish()) is not None:
                 return summary
-            if self._update:  # before the first update there is no progress to save
+            if self._update:  # else there is no progress to save
                 self._save_finally(None)
         self._print_line(f"stopped at {self.steps:,} steps: continue with --resume")
         return None
@@ -286,6 +285,7 @@ class Run:
             self._loggers.append(loggers.TerminalLogger(total))
         for logger in self._loggers:
             self._exits.push(_closing(logger.close))
+        self._write_configuration()
 
     def _run_period(self) -> None:
         """Runs updates to the next boundary of any period, then logs, evaluates and saves as due.
@@ -328,7 +328,7 @@ class Run:
 
     def _dispatch(self, size: int) -> None:
         """Runs some updates, and adds them to the report of the log period."""
-        first_step, start = self.steps, time.perf_counter()
+        start = time.perf_counter()
         self._state, report = self._runner.step(self._state, size, self._report)
         self._report = report = jax.device_get(report)
         seconds = time.perf_counter() - start
@@ -338,8 +338,6 @@ class Run:
         if self._update == 1:
             self._require_equal_replicas(1)
         self._directory.lock.require_there()
-        if processes.is_lead():
-            self._write_configuration(first_step)
         self._check(report)
 
     def _end_period(self) -> None:
@@ -497,14 +495,8 @@ class Run:
         params = self._runner.actor_params(self._state)
         self._checkpointer.save(self.steps, self._state, params, metadata, score)
 
-    def _write_configuration(self, first_step: int) -> None:
-        """Writes the operative configuration, unless an earlier start has written the same one.
-
-        It is complete after an update; events of the step before that outlive a resumption.
-        """
-        if self._is_configuration_kept:
-            return
-        self._is_configuration_kept = True
+    def _write_configuration(self) -> None:
+        """Writes the operative configuration; logs it, unless an earlier start has logged it."""
         path = self._directory.operative_config
         used = self._experiment.texts.operative
         hyperparameters = {
@@ -517,7 +509,7 @@ class Run:
         if used and not is_logged:  # it is empty where Python configured everything
             texts = {"config": self._experiment.texts.bindings, "operative_config": used}
         for logger in self._loggers:
-            logger.write_configuration(first_step, texts, hyperparameters)
+            logger.write_configuration(self.steps, texts, hyperparameters)
         storage.write(path, used)  # last: a run that is killed before logs it when it resumes
 
     def _finish(self) -> dict[str, Any] | None:
@@ -542,8 +534,8 @@ class Run:
             if self._seeds:
                 pairs = zip(map(str, self._seeds), by_seed.tolist())
                 numbers[f"{prefix}return_by_seed"] = dict(pairs)
-            if own := episodes.metrics:
-                numbers[f"{prefix}metrics"] = {name: float(np.mean(own[name])) for name in own}
+            if means := {name: float(np.mean(x)) for name, x in episodes.metrics.items()}:
+                numbers[f"{prefix}metrics"] = means
         rate = self._clock.rate * self._runner.population
         summary = {
             "evaluation": numbers,

@@ -101,7 +101,7 @@ class RunDirectory:
             if not dry_run:
                 self.path.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                names = [each.name for each in self.path.iterdir()]
+                names = [file.name for file in self.path.iterdir()]
         if any(name != LOCK and not name.endswith(".partial") for name in names):
             raise errors.UserError(
                 f"the run directory '{self.path}' is there already: continue it with --resume, or "
