@@ -44,15 +44,11 @@ _SCORE = "score.json"  # written by an evaluation after the commit
 class Checkpointer:
     """Saves, keeps and restores the checkpoints of one run.
 
-    Only the main thread calls it. Several processes make the same calls in the same order.
-
-    Args:
-      directory: folder of the checkpoints, on a disk or in a bucket, that all processes see; it is
-        made if it does not exist.
-      keep_latest: number of the newest checkpoints to keep.
-      keep_best: number of checkpoints with the highest scores to keep in addition.
-      read_only: write nothing, and keep partial checkpoints of other processes: for evaluation.
-      replay: save replay, and refuse checkpoints without it.
+    Only the main thread calls it. Several processes make the same calls in the same order, and all
+    see `directory`, which is on a disk or in a bucket, and is made if it does not exist.
+    `keep_best` counts checkpoints with the highest scores, in addition to the latest. With
+    `read_only`, for evaluation, nothing is written, and partial checkpoints of other processes are
+    kept. Without `replay` it is not saved; with it, checkpoints without replay are refused.
     """
 
     def __init__(
@@ -120,13 +116,9 @@ class Checkpointer:
         written without an error may still lack its arrays. The step that was saved or restored last
         is not saved again; a new score of it is saved.
 
-        Args:
-          step: the name of the checkpoint.
-          state: arrays, typed keys and Python numbers.
-          params: the parameters that `score` belongs to.
-          metadata: the run's `update` (of which `step` is a multiple), `clock` and fixed settings,
-            as JSON can hold them.
-          score: higher is better; None or not finite if there is none.
+        `state` has arrays, typed keys and Python numbers; `params` are those that `score` belongs
+        to, where higher is better. `metadata` has the run's `update` (of which `step` is a
+        multiple), `clock` and fixed settings, as JSON can hold them.
 
         Raises:
           errors.RunFailure: this or the previous checkpoint could not be written, the first

@@ -143,10 +143,8 @@ class Configuration:
     def _value(self, value: Any, scope: tuple[str, ...], calls: tuple[str, ...]) -> Any:
         """Returns a bound value in which references are replaced by their parts.
 
-        Args:
-          value: as gin has parsed it.
-          scope: gin's scope, in which references without a scope of their own are read.
-          calls: references that lead here.
+        References without a scope of their own are read in `scope`; the references `calls` lead
+        here.
         """
         if isinstance(value, dict):
             items = value.items()

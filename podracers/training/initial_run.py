@@ -83,13 +83,7 @@ def load(settings: experiment_lib.Experiment, parts: experiment_lib.Parts) -> In
 
 
 def begin(initial: InitialRun, parts: experiment_lib.Parts, state: Any) -> Any:
-    """Returns a runner's state before the first update with the leaves of another run.
-
-    Args:
-      initial: the result of `load`.
-      parts: the parts of this run.
-      state: the result of `runner.init`, which is donated.
-    """
+    """Returns a runner's state before the first update, donated, with another run's leaves."""
 
     def member(learner: Any, leaves: dict[str, jax.Array], values: Any) -> Any:
         def replaced(path: tuple, leaf: jax.Array) -> jax.Array:

@@ -49,11 +49,9 @@ class Logger:
     """Receives the metrics of each log period, the configuration and the summary of a run."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs named numbers, measured up to `step`.
+        """Logs named numbers, measured up to `step`, which never decreases.
 
-        Args:
-          step: agent steps so far; never decreases.
-          values: by name, such as `loss/total`; NaN stands for "nothing was measured".
+        Names are such as `loss/total`; NaN stands for "nothing was measured".
         """
         raise NotImplementedError
 
@@ -74,9 +72,7 @@ class Logger:
 class JsonlLogger(Logger):
     """One JSON object a line: `{"step": 1024, "loss/total": 0.5}`; null stands for NaN.
 
-    Args:
-      path: the file.
-      resume_step: on resumption, the last step to keep; None starts a new file.
+    On resumption, rows up to `resume_step` are kept; None starts a new file.
     """
 
     def __init__(self, path: str | pathlib.Path, resume_step: int | None = None):
@@ -125,15 +121,11 @@ def read_rows(path: str | pathlib.Path) -> list[dict[str, float | None]]:
 
 
 class TensorBoardLogger(Logger):
-    """TensorBoard scalars, written without TensorFlow.
+    """TensorBoard scalars, written without TensorFlow; each start of a run adds event files.
 
     The members of a population are runs of TensorBoard in subfolders, such as
-    `seed_3,learning_rate=0.001`, so that a chart has a curve for each of them.
-
-    Args:
-      directory: folder of the event files; each start of a run adds one.
-      resume_step: on resumption, the last step to keep: TensorBoard hides later ones.
-      members: options of each member of a population by its seed, such as `PPO.learning_rate`.
+    `seed_3,learning_rate=0.001`, so that a chart has a curve for each of them. `members` has their
+    options by seed. On resumption, TensorBoard hides the steps after `resume_step`.
     """
 
     def __init__(

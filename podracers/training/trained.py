@@ -24,11 +24,8 @@ def load(path: str | pathlib.Path, best: bool = False, member: int | None = None
     """Returns the trained agent of a run, which may be running; nothing is written.
 
     The configuration of a run is code, which this executes (`params` reads a run without it).
-
-    Args:
-      path: the run directory's path.
-      best: the best evaluated checkpoint, not the newest.
-      member: the member of a population, from 0.
+    `best` takes the best evaluated checkpoint, not the newest; `member`, from 0, is one of a
+    population.
 
     Raises:
       errors.UserError: there is no run, no checkpoint of it yet, or no such member.
@@ -82,14 +79,10 @@ def params(
     parts: experiment.Parts | None = None,
     best: bool = False,
 ) -> tuple[int, types.PyTree]:
-    """Returns the step and the acting parameters of a checkpoint (see `load`).
+    """Returns the step and the acting parameters of the newest, or best evaluated, checkpoint.
 
-    Args:
-      directory: the run directory, or its path.
-      parts: the parts of its configuration, which may be Python without `config.gin`. Without them
-        nothing of the configuration is executed, and the parameters are nested dicts of NumPy
-        arrays.
-      best: the best evaluated checkpoint, not the newest.
+    `parts` are those of its configuration, which may be Python without `config.gin`. Without them
+    nothing of the configuration is executed, and the parameters are nested dicts of NumPy arrays.
     """
     if not isinstance(directory, run_directory.RunDirectory):
         directory = open_run(directory)

@@ -28,13 +28,7 @@ _CATCH_SOLVED = 0.9  # return on Catch, of 1 that is possible
 
 
 def benchmark(piece: str, repeats: int, bindings: Sequence[str]) -> records.Result:
-    """Measures one of `PIECES`.
-
-    Args:
-      piece: its name.
-      repeats: number of turns.
-      bindings: gin bindings over the experiment of `sebulba` and `residual`.
-    """
+    """Measures one of `PIECES`; bindings override the experiment of `sebulba` and `residual`."""
     command_line.require_accelerator()
     load = f"{piece}: load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the start"
     small = jax.default_backend() == "cpu"

@@ -33,9 +33,8 @@ def bootstrap(
 ) -> tuple[Any, Interval]:
     """Returns a statistic over tasks and runs, with its stratified bootstrap interval.
 
-    Args:
-      tasks: scores of each task, `[R]` each, or `[R, K]` for `K` statistics; `R` may differ.
-      statistic: takes the scores of each task, and `axis`.
+    Scores are `[R]`, or `[R, K]` for `K` statistics, of each task; `R` may differ. The statistic
+    takes the scores of each task, and `axis`.
     """
     arrays = [np.asarray(scores, float) for scores in tasks]
     value = statistic(*arrays, axis=0)
