@@ -44,17 +44,11 @@ _messages = itertools.count()  # the same number stands for the same message in 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The processes of a run; None to detect them from the cluster.
+    """The processes of a run; None to detect them from the cluster."""
 
-    Attributes:
-      coordinator: `HOST:PORT` of process 0.
-      num_processes: number of processes.
-      process_id: index of this process, from 0.
-    """
-
-    coordinator: str | None = None
+    coordinator: str | None = None  # `HOST:PORT` of process 0
     num_processes: int | None = None
-    process_id: int | None = None
+    process_id: int | None = None  # from 0
 
     def __post_init__(self):
         if self.coordinator is None or self.num_processes is None or self.process_id is None:
@@ -282,7 +276,7 @@ def gather(mine: bytes) -> list[bytes]:
 
 
 def require_equal(name: str, text: str) -> None:
-    """Raises `errors.UserError`, with the `name`, where a process has another text than process 0."""
+    """Raises `errors.UserError`, with the `name`, if a text is not equal to process 0's."""
     checksum = zlib.crc32(text.encode())
     if on_lead(lambda: checksum) != checksum:
         raise errors.UserError(

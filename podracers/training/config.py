@@ -188,8 +188,9 @@ class Configuration:
         scopes = ["/".join(scope[:depth]) for depth in range(len(scope) + 1)]
         keys = [(outer, base) for outer in scopes for base in _lineage(function, selector)]
         keys = [key for key in keys if key in self._bound]
+        takes = functools.partial(gin.config._might_have_parameter, function)
         # The last one wins.
-        read = {name: key for key in keys for name in self._bound[key] if _takes(function, name)}
+        read = {name: key for key in keys for name in filter(takes, self._bound[key])}
         for key in keys:
             of_part = key[1] == selector
             names = {name for name in self._bound[key] if of_part or read.get(name) == key}
@@ -242,10 +243,6 @@ def _lineage(function: Any, selector: str) -> list[str]:
     bases = getattr(function, "__mro__", ())[:0:-1]
     selectors = (names.get((base.__module__, base.__qualname__), ()) for base in bases)
     return [*itertools.chain(*selectors), selector]
-
-
-def _takes(function: Any, name: str) -> bool:
-    return gin.config._might_have_parameter(function, name)
 
 
 @contextlib.contextmanager

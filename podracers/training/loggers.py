@@ -265,21 +265,14 @@ class WeightsAndBiases:
 
     These are options of `wandb.init`; None follows wandb's environment and settings.
     The package `wandb` is optional.
-
-    Attributes:
-      project: name of the project (`WANDB_PROJECT`).
-      entity: user or team that owns the project (`WANDB_ENTITY`).
-      group: group of the run (`WANDB_RUN_GROUP`).
-      name: name of the run (`WANDB_NAME`); by default the run directory's.
-      mode: "online", "offline" (written to the run directory, for `wandb sync`) or "disabled"
-        (`WANDB_MODE`).
     """
 
-    project: str | None = None
-    entity: str | None = None
-    group: str | None = None
-    name: str | None = None
-    mode: str | None = None
+    project: str | None = None  # `WANDB_PROJECT`
+    entity: str | None = None  # user or team that owns the project, `WANDB_ENTITY`
+    group: str | None = None  # `WANDB_RUN_GROUP`
+    name: str | None = None  # name of the run, `WANDB_NAME`; by default the run directory's
+    # "online", "offline" (written to the run directory, for `wandb sync`) or "disabled".
+    mode: str | None = None  # `WANDB_MODE`
 
     def __post_init__(self):
         errors.require_known("WeightsAndBiases.mode: got", self.mode, (None, *_WANDB_MODES))

@@ -131,18 +131,15 @@ class Run:
                 self._print_line("evaluations: in the environment's evaluation_environment")
             self._print_line(self._schedule())
             self._state = runner.init(experiment.seed)
-            if not resume or not self._restore():
-                self._begin(initial or initial_run.load(experiment, parts))
+            if resume and self._restore():
+                pass
+            elif initial := initial or initial_run.load(experiment, parts):
+                self._state = initial_run.begin(initial, parts, self._state)
+                self._origin = {"initial_run": {"path": initial.path, "step": initial.step}}
+                self._print_line(f"beginning with {initial.path}, step {initial.step:,}")
             self._exits = exits.pop_all()
         # Read now: the checkout may be at another commit by the end of the run.
         self._provenance = summary_lib.provenance()
-
-    def _begin(self, initial: initial_run.InitialRun | None) -> None:
-        """Replaces parameters before the first update by another run's, if there is one."""
-        if initial is not None:
-            self._state = initial_run.begin(initial, self._parts, self._state)
-            self._origin = {"initial_run": {"path": initial.path, "step": initial.step}}
-            self._print_line(f"beginning with {initial.path}, step {initial.step:,}")
 
     def _restore(self) -> bool:
         """Restores the newest checkpoint; returns whether there is one."""
@@ -359,8 +356,11 @@ class Run:
             self._printed_verdict = kind
         self._latest_verdict = kind
 
-        score = None
-        if self._is_evaluation_due():
+        score, period = None, self._evaluation_period
+        # By default evaluations take no more agent steps than training.
+        is_cheap = self._clock.evaluation_steps <= self.steps
+        is_due = is_cheap or experiment.evaluation_period is not None
+        if is_due and period and self._update % period == 0:
             score, results, _ = self._evaluate()
             for prefix, episodes in results.by_prefix().items() if results else ():
                 for name, mean in episodes.means().items():
@@ -375,13 +375,6 @@ class Run:
         due = period and self._update % period == 0
         if score is not None or due:
             self._save(score)
-
-    def _is_evaluation_due(self) -> bool:
-        """Returns whether to evaluate now; by default not beyond the agent steps of training."""
-        if self._experiment.evaluation_period is None and self._clock.evaluation_steps > self.steps:
-            return False
-        period = self._evaluation_period
-        return period > 0 and self._update % period == 0
 
     def _call_on_log(self, values: dict[str, float]) -> bool:
         """Returns whether `Experiment.on_log` ends the run; it may add numbers to `values`."""

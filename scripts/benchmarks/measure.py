@@ -39,7 +39,7 @@ def take_turns(turns: Mapping[str, Turn], repeats: int) -> dict[str, list[float]
 
 
 class Stepper:
-    """Steps a runner, or an object with its `init`, `step` and `steps_per_update`; measures its rate.
+    """Measures the rate of a runner, or an object with its `init`, `step` and `steps_per_update`.
 
     A measurement takes `updates`; None stands for about a second once the agent learns. Before
     each, the updates `lead_in` are not counted: while other programs were measured, actors may have
