@@ -71,6 +71,7 @@ class RuleAgent(optimization.GradientAgent, options.Adam):
     def __post_init__(self):
         super().__post_init__()
         options.require_discrete(self)
+        options.require_one_player(self, "no rule was learnt with a discount of -1")
         can_learn = any(self._costs.values())
         options.expect(self, "costs", can_learn, "a weight other than 0 in it")
         _ = self.net  # errors of the network
