@@ -55,11 +55,8 @@ class Texts(NamedTuple):
 class Configuration:
     """The bindings of files, in order, and then those of a command line. The caller holds `LOCK`.
 
-    Args:
-      gin_files: paths, relative to the working directory, or of shipped files: relative to the
-        repository, to its `gin` or to `gin/experiments`.
-      gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they override the files.
-      root: the class whose parameters choose the parts of the experiment.
+    Files are found by `gin_names.find`. Bindings are `"name.parameter = value"` or
+    `"MACRO = value"`. The parameters of the class `root` choose the parts of the experiment.
 
     Raises:
       errors.UserError: a missing or malformed file, or an unknown name.

@@ -17,7 +17,10 @@ PACKAGES = ("agents", "environments", "podracers")
 
 
 def find(path: str) -> str:
-    """Returns where a gin file is; raises `errors.UserError` with the nearest names."""
+    """Returns where a gin file is; raises `errors.UserError` with the nearest names.
+
+    Paths are relative to the working directory, the repository, its `gin` or `gin/experiments`.
+    """
     for folder in FOLDERS:
         if os.path.isfile(file := os.path.join(folder, path)):
             return file

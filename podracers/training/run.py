@@ -64,15 +64,9 @@ class Run:
     Each of several processes has a `Run`, makes the same decisions, and plays its share of
     evaluations; only process 0 writes logs and prints.
 
-    Args:
-      experiment: the configuration of the run.
-      parts: the parts built from it.
-      directory: the run directory; it exists.
-      stop: true once the run is to end early.
-      resume: continue from the newest valid checkpoint in the directory.
-      initial: result of `initial_run.load` for a new run; None to load it here.
-      print_line: called with each line to print.
-      progress: whether the terminal shows the progress of the run.
+    The run directory exists, and `stop` is true once the run is to end early. With `resume` it
+    continues from the newest valid checkpoint; a new run begins with `initial`, which is loaded
+    here if it is None. `print_line` is called with each line, and `progress` is for a terminal.
     """
 
     def __init__(

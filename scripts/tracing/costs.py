@@ -52,12 +52,10 @@ class Loop(NamedTuple):
 
 
 class Costs:
-    """Costs of a program.
+    """Costs of a program, from its text (`jax.stages.Compiled.as_text`).
 
-    Args:
-      text: the compiled program (`jax.stages.Compiled.as_text`).
-      gradient_steps: passes of the loop over gradient steps if its bound is not constant, as in
-        agents that learn from replay.
+    The loop over gradient steps has `gradient_steps` passes if its bound is not constant, as in
+    agents that learn from replay.
 
     Attributes:
       loops: loops with unknown numbers of passes.
