@@ -128,10 +128,9 @@ def band(curves: Sequence[np.ndarray], x: int = 0) -> Band:
     steps = np.unique(np.clip(steps, start, max(start, end)))
     values = np.stack([np.interp(steps, curve[:, 0], curve[:, 2]) for curve in curves])  # [S, K]
     places = np.mean([np.interp(steps, curve[:, 0], curve[:, x]) for curve in curves], axis=0)
-    mean = values.mean(0)
-    width = aggregates.half_width(values) if len(curves) >= _MIN_SEEDS else 0.0
-    extent = (values.min(), values.max())
-    return Band(places, mean, mean - width, mean + width, len(curves), extent)
+    sample, extent = aggregates.Sample.of(values), (values.min(), values.max())
+    bounds = sample.interval() if len(curves) >= _MIN_SEEDS else None
+    return Band(places, sample.mean, *(bounds or (sample.mean, sample.mean)), len(curves), extent)
 
 
 def overall(panels: Sequence[Panel]) -> list[_Drawing]:
