@@ -229,6 +229,7 @@ class Checkpointer:
         best: bool = False,
         check: Callable[[int, Mapping[str, Any]], None] = lambda step, metadata: None,
         selects: Callable[[str], bool] = lambda name: True,
+        only: int | None = None,
     ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
         """Restores the newest checkpoint that is not damaged, and renames damaged ones.
 
@@ -240,6 +241,7 @@ class Checkpointer:
           best: take the highest score instead of the newest; the newest if there is no score.
           check: called with step and metadata before the arrays are compared and read.
           selects: whether a leaf, by its name, is read where `template` is None; else it is `...`.
+          only: take the checkpoint of this step, not the newest.
 
         Returns:
           `(step, item, metadata)`, or None if there is no checkpoint. The item has the
@@ -253,7 +255,10 @@ class Checkpointer:
         self.wait()
         ranked = processes.on_lead(lambda: [*self._scores()]) if best else []
         damaged: dict[int, str] = {}
-        for step in dict.fromkeys([*ranked, *processes.on_lead(self._listed)[::-1]]):
+        steps = processes.on_lead(self._listed)[::-1]
+        if only is not None and only not in steps:
+            raise errors.UserError(f"there is no checkpoint of step {only}, only of {steps[::-1]}")
+        for step in dict.fromkeys([*ranked, *steps]) if only is None else (only,):
             try:
                 tree, metadata = self._restore_item(item, template, step, check, selects)
             except integrity.DamagedError as error:

@@ -20,17 +20,22 @@ class TrainedPolicy(NamedTuple):
     params: types.PyTree  # leaves on the first device
 
 
-def load(path: str | pathlib.Path, best: bool = False, member: int | None = None) -> TrainedPolicy:
+def load(
+    path: str | pathlib.Path,
+    best: bool = False,
+    member: int | None = None,
+    step: int | None = None,
+) -> TrainedPolicy:
     """Returns the trained agent of a run, which may be running; nothing is written.
 
     The configuration of a run is code, which this executes (`params` reads a run without it).
-    `best` takes the best evaluated checkpoint, not the newest; `member`, from 0, is one of a
-    population.
+    `best` takes the best evaluated checkpoint, and `step` that of an agent step, not the newest;
+    `member`, from 0, is one of a population.
 
     Raises:
-      errors.UserError: there is no run, no checkpoint of it yet, or no such member.
+      errors.UserError: there is no run, no checkpoint of it yet, or no such member or step.
     """
-    policy = load_all(path, best)
+    policy = load_all(path, best, step)
     parts, size = policy.parts, policy.parts.runner.population
     if size == 1 and member is None:
         return policy
@@ -53,13 +58,15 @@ def load(path: str | pathlib.Path, best: bool = False, member: int | None = None
     )
 
 
-def load_all(path: str | pathlib.Path, best: bool = False) -> TrainedPolicy:
+def load_all(
+    path: str | pathlib.Path, best: bool = False, step: int | None = None
+) -> TrainedPolicy:
     """Returns the agent as `load`; parameters of a population have a leading axis of members."""
     directory = open_run(path)
     directory.require_gin()
     settings = experiment.load([str(directory.config)], [])
     parts = settings.build()
-    return TrainedPolicy(settings, parts, *params(directory, parts, best))
+    return TrainedPolicy(settings, parts, *params(directory, parts, best, step))
 
 
 def open_run(path: str | pathlib.Path) -> run_directory.RunDirectory:
@@ -78,8 +85,9 @@ def params(
     directory: run_directory.RunDirectory | str | pathlib.Path,
     parts: experiment.Parts | None = None,
     best: bool = False,
+    step: int | None = None,
 ) -> tuple[int, types.PyTree]:
-    """Returns the step and the acting parameters of the newest, or best evaluated, checkpoint.
+    """Returns the step and the acting parameters of a checkpoint, by default the newest.
 
     `parts` are those of its configuration, which may be Python without `config.gin`. Without them
     nothing of the configuration is executed, and the parameters are nested dicts of NumPy arrays.
@@ -87,7 +95,7 @@ def params(
     if not isinstance(directory, run_directory.RunDirectory):
         directory = open_run(directory)
     checkpointer = checkpoint.Checkpointer(directory.checkpoints, read_only=True)
-    restored = checkpointer.restore(parts and _template(parts), "params", best)
+    restored = checkpointer.restore(parts and _template(parts), "params", best, only=step)
     if restored is None:
         raise errors.UserError(f"the run in '{directory.path}' has no checkpoint yet")
     return restored[:2]
