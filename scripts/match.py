@@ -138,7 +138,6 @@ def play(
     game: pgx.Pgx, player: opponents.Opponent, other: opponents.Opponent, keys: jax.Array
 ) -> np.ndarray:
     """Returns the player's scores `[N, 2]`: 1, 0.5 or 0, in the first and in the second seat."""
-
     against = opponents.Against(game, other)
 
     @jax.jit
