@@ -3,16 +3,16 @@
 import pytest
 
 from agents import muzero, ppo
-from environments import probes, xminigrid
+from environments import probes
 from podracers import runner, sebulba
 from tests import contract, streams
 
 UPDATES = 9  # `ppo_scaled` clips at 0 in the tenth, where rounding decides which gradients pass
 
 
-def _results(subject: runner.Runner, updates: int = UPDATES):
+def _results(subject: runner.Runner):
     """Returns the rollouts, the final learner and the latest means of a run."""
-    history = contract.run(subject, updates)
+    history = contract.run(subject, UPDATES)
     means = {name: mean.result() for name, mean in history.reports[-1].means.items()}
     subject.close()
     return history.rollouts, history.states[-1].learner.inner, means
@@ -46,7 +46,6 @@ SPLIT = {"actor_devices": (0, 1), "learner_devices": (2, 3), "batches_per_actor"
     ("name", "options"),
     [
         pytest.param("ppo", SPLIT, id="ppo-2 to 2"),
-        pytest.param("dqn", {}, id="dqn", marks=pytest.mark.slow),
         pytest.param(
             *("ppo_lstm", {"actor_devices": (0, 0), "learner_devices": (1,)}),
             id="ppo_lstm-2 to 1",
@@ -97,14 +96,3 @@ def test_both_runners_report_the_numbers_of_each_episode_that_ended():
     other = _sebulba(agent, probe, **SPLIT)
     assert _reports(contract.run(other, 4)) == expected
     other.close()
-
-
-@pytest.mark.slow
-@pytest.mark.exact
-def test_a_suite_in_jax_is_the_same_under_both_runners():
-    pytest.importorskip("xminigrid")
-    environment = xminigrid.XMiniGrid("MiniGrid-Empty-5x5", {"max_steps": 5})
-    agent = ppo.PPO(environment.spec, network=contract.tiny_network(), num_minibatches=2)
-    _assert_same(
-        _results(_sebulba(agent, environment), 2), _results(_anakin(agent, environment), 2)
-    )

@@ -167,7 +167,6 @@ def test_gradient_steps_are_the_time_that_learning_adds(scripts):
     ("name", "bindings", "expected"),
     [
         ("sebulba_impala", SEBULBA, ("ratio, turn by turn", "Sebulba / EnvPool alone")),
-        ("device_sebulba", SEBULBA, ("ratio, turn by turn", "small network / EnvPool alone")),
         ("dqn", ("NUM_ENVS = 8", "ROLLOUT_LENGTH = 8"), ("memory of the update", "replay")),
         ("entered", (), ("entered", "update")),
         ("lpg", LPG, ("memory of the compiled update", "Anakin, recomputing")),

@@ -42,7 +42,7 @@ def _rule_agent():
     ), candidate
 
 
-NAMES = ("ppo_scaled", "vmpo_continuous", "rainbow", "pqn_gru", "r2d2", "sac", "muzero")
+NAMES = ("ppo_scaled", "rainbow", "sac", "muzero")
 AGENTS = {name: contract.AGENTS[name] for name in NAMES} | {"rule": _rule_agent}
 
 
