@@ -99,5 +99,3 @@ def test_agents_are_checked_on_two_devices(tmp_path):
     assert result.stdout.startswith("shapes and dtypes") and result.stdout.endswith("\nok\n")
     result = processes.run("check", "local.ActorCritic", *task, **options)
     processes.assert_mistake(result, "local.ActorCritic: copies of 'learner/params/params/Dense_0")
-    result = processes.run("check", "environments.catch.Catch", *task, **options)
-    processes.assert_mistake(result, "environments.catch.Catch")

@@ -13,6 +13,7 @@ from tests import processes
 HERE = "tests.scripts.test_mistakes"
 _BEGIN = "train --gin_file {config} --run_dir {folder}/own --initial_run"
 _PAIR = _BEGIN.replace("--initial_run", "--gin_bindings 'Anakin.population = 2' --initial_run")
+_CATCH = "environments.catch.Catch"
 _COMPARE = "compare --gin_file {config} --seeds 1 --output_dir {folder}/new --runners"
 _EXPORT = "export --run_dir {run} --out {folder}/policy"
 _PLOT = "plot --out {folder}/x.png --run_dir"
@@ -40,6 +41,7 @@ MISTAKES = [
     ("check environments.gymnasium.Gymnasium", "missing 1 required positional argument: 'env_id'"),
     (f"check {HERE}.mistyped", "Catch.columns"),
     ("check agents.ppo.PPO", "--environment"),
+    (f"check {_CATCH} --environment {_CATCH}", _CATCH),
     (f"{_COMPARE} anakim", "'anakin'"),
     (f"{_COMPARE} anakin --runners anakin", "--runners"),
     (f"{_COMPARE} a/b=anakin", "--runners"),

@@ -433,12 +433,6 @@ def test_classes_of_scripts_and_notebooks_may_be_defined_anew(tiny, monkeypatch)
         assert (agent.cost, agent.gamma, agent.epochs) == (cost, 0.5, 1)
 
 
-def test_options_of_the_runner_that_does_not_run_are_no_news(tiny, caplog):
-    experiment.load([tiny], [])
-    experiment.load([tiny, "gin/runners/sebulba.gin"], [])
-    assert not caplog.records
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [

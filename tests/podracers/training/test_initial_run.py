@@ -104,14 +104,12 @@ def _run(folder, name, parts):
 @pytest.mark.parametrize(
     ("source", "file", "bindings"),
     [
-        pytest.param("single", "impala.gin", IMPALA, marks=slow),
-        pytest.param("single", "tiny.gin", [*PPO, "RUNNER = @sebulba.Sebulba"], marks=slow),
         ("single", "tiny.gin", [*PPO, MEMBERS, "Anakin.num_devices = 2"]),
         pytest.param("members", "impala.gin", [*IMPALA, MEMBERS], marks=slow),
     ],
 )
 def test_a_run_begins_with_the_parameters_and_the_statistics(folder, parts, source, file, bindings):
-    """Under both runners, of another agent, alone and as a population."""
+    """Alone, of another agent and as a population; `test_train_distributed.py` has Sebulba."""
     path = _run(folder, source, parts)
     settings = _settings(folder, *bindings, f"Experiment.initial_run = '{path}'", file=file)
     parts = settings.build()
