@@ -30,7 +30,15 @@ from podracers import anakin, errors, evaluation, metrics, types
 from podracers.checkpoints import checkpoint
 from podracers.commands import train
 from podracers.supervision import watchdog
-from podracers.training import clock, experiment, run, run_directory, stop_request, trained
+from podracers.training import (
+    clock,
+    experiment,
+    initial_run,
+    run,
+    run_directory,
+    stop_request,
+    trained,
+)
 from podracers.training import summary as summary_lib
 from tests import documented, processes
 
@@ -172,8 +180,14 @@ def test_a_population_is_logged_by_member_and_on_average(population, capsys):
     )
     assert judged.tolist() == list(results["return_by_seed"].values())
     assert alone == judged[1] and policies[1].parts.agent.learning_rate == RATES[1]
-    with pytest.raises(errors.UserError, match=r"member: expected .*, 0 to 1, got None"):
-        trained.load(directory.path)
+    for member in (None, 2):
+        with pytest.raises(errors.UserError, match=rf"member: expected .*, 0 to 1, got {member}"):
+            trained.load(directory.path, member=member)
+    bindings = ["Anakin.population = 1", f"Experiment.initial_run = '{directory.path}'"]
+    bindings += ["Anakin.population_values = {}"]
+    alone = experiment.load([str(directory.config)], bindings)
+    with pytest.raises(errors.UserError, match="expected a population of 1, got 2"):
+        initial_run.load(alone, alone.build())
 
 
 def test_tensorboard_has_a_row_of_hyper_parameters_for_each_member(population):
