@@ -37,7 +37,7 @@ def _assert_same(actual, expected, tolerance: float = 1e-4) -> None:
 
 
 # The other agents of `tests/contract.py` have the same kinds of states.
-SLOW = ("ppo_gru_frames", "rainbow", "r2d2_attention", "sac_gru", "muzero")
+SLOW = ("rainbow", "r2d2_attention", "sac_gru", "muzero")
 SPLIT = {"actor_devices": (0, 1), "learner_devices": (2, 3), "batches_per_actor": 2}
 
 
@@ -47,8 +47,8 @@ SPLIT = {"actor_devices": (0, 1), "learner_devices": (2, 3), "batches_per_actor"
     [
         pytest.param("ppo", SPLIT, id="ppo-2 to 2"),
         pytest.param(
-            *("ppo_lstm", {"actor_devices": (0, 0), "learner_devices": (1,)}),
-            id="ppo_lstm-2 to 1",
+            *("ppo_gru_frames", {"actor_devices": (0, 0), "learner_devices": (1,)}),
+            id="ppo_gru_frames-2 to 1",
             marks=pytest.mark.slow,
         ),
         *(pytest.param(name, {}, id=name, marks=pytest.mark.slow) for name in SLOW),

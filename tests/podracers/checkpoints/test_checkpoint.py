@@ -458,37 +458,24 @@ checkpointer.close()
 
 
 @pytest.mark.slow
-def test_a_write_that_fails_in_one_process_fails_in_all(tmp_path):
-    body = """
-save(10)
-checkpointer.wait()
-if process == 1:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-save(20)
-checkpointer.wait()
-"""
-    for result in _several(body, tmp_path):
+@pytest.mark.parametrize(
+    ("harm", "ended", "phrase"),
+    [
+        ("resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))", 2, "/20: File too large"),
+        (
+            "integrity.write_part = lambda *_: os.kill(os.getpid(), signal.SIGKILL)",
+            1,
+            "process 1 was lost",
+        ),
+    ],
+)
+def test_a_process_that_fails_or_is_lost_while_it_saves_fails_all(tmp_path, harm, ended, phrase):
+    save, wait = "save({})", "checkpointer.wait()"
+    body = [save.format(10), wait, f"if process == 1:\n    {harm}", save.format(20), wait]
+    for result in _several("\n".join(body), tmp_path)[:ended]:
         assert result.returncode == 1, result.stderr
-        assert "failed: " in result.stderr
-        assert "could not save checkpoint" in result.stderr
-        assert "/20: File too large" in result.stderr
+        assert "failed: " in result.stderr and phrase in result.stderr
         assert "Traceback" not in result.stderr
-    _assert_one_restores(tmp_path, 10)
-
-
-@pytest.mark.slow
-def test_a_process_that_is_lost_while_it_saves_leaves_no_checkpoint(tmp_path):
-    body = """
-save(10)
-checkpointer.wait()
-if process == 1:
-    integrity.write_part = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-save(20)
-checkpointer.wait()
-"""
-    lead, _ = _several(body, tmp_path)
-    assert lead.returncode == 1, lead.stderr
-    assert "process 1 was lost" in lead.stderr
     assert not (tmp_path / "20").exists()
     _assert_one_restores(tmp_path, 10)
 

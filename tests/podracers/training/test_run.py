@@ -638,21 +638,21 @@ def test_times_add_up_over_starts_without_the_first_dispatch_of_each(monkeypatch
 
 
 @pytest.mark.slow
-def test_100_evaluations_and_checkpoints_keep_no_memory(tmp_path, monkeypatch):
+def test_50_evaluations_and_checkpoints_keep_no_memory(tmp_path, monkeypatch):
     """48 objects a checkpoint stayed once, of the library that writes arrays."""
-    extra = f"TOTAL_STEPS = {120 * 64}\nexperiment.Experiment.evaluation_period = 1"
+    extra = f"TOTAL_STEPS = {70 * 64}\nexperiment.Experiment.evaluation_period = 1"
     files = [str(processes.config_file(tmp_path, extra)), "gin/runners/sebulba.gin"]
     run_period, measured = run.Run._run_period, {}
 
     def run_and_measure(trainer):
         run_period(trainer)
-        if trainer._update in (20, 120):
+        if trainer._update in (20, 70):
             trainer._checkpointer.wait()
             gc.collect()
             measured[trainer._update] = len(gc.get_objects()), psutil.Process().memory_info().rss
 
     monkeypatch.setattr(run.Run, "_run_period", run_and_measure)
     run.train(experiment.load(files, []), tmp_path / "run")
-    (objects, memory), (last_objects, last_memory) = measured[20], measured[120]
+    (objects, memory), (last_objects, last_memory) = measured[20], measured[70]
     assert last_objects - objects < 500
     assert last_memory - memory < 100e6  # bytes: free memory of the allocator counts
