@@ -158,7 +158,6 @@ LPG = ("NUM_ENVS = 2", "Lifetimes.num_envs = 2", "LPG.hidden_size = 4")
     ("name", "bindings", "expected"),
     [
         ("sebulba_impala", SEBULBA, ("ratio, turn by turn", "Sebulba / EnvPool alone")),
-        ("device_sebulba", SEBULBA, ("ratio, turn by turn", "small network / EnvPool alone")),
         ("dqn", ("NUM_ENVS = 8", "ROLLOUT_LENGTH = 8"), ("memory of the update", "replay")),
         ("entered", (), ("entered", "update")),
         ("lpg", LPG, ("memory of the compiled update", "Anakin, recomputing")),

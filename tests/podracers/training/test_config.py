@@ -404,7 +404,7 @@ def test_bindings_of_a_class_hold_for_its_subclasses(variants, tmp_path, content
 
     def used(file):
         loaded = experiment.load([str(file)], [])
-        experiment.check(loaded.build(), loaded.seed)
+        loaded.build()
         return loaded.text(), config.read(loaded.texts.operative, "x").values
 
     text, found = used(variants(content))
@@ -431,12 +431,6 @@ def test_classes_of_scripts_and_notebooks_may_be_defined_anew(tiny, monkeypatch)
         loaded = experiment.load([tiny], ["Experiment.agent = @__main__.Mine", "PPO.gamma = 0.5"])
         agent = loaded.build().agent
         assert (agent.cost, agent.gamma, agent.epochs) == (cost, 0.5, 1)
-
-
-def test_options_of_the_runner_that_does_not_run_are_no_news(tiny, caplog):
-    experiment.load([tiny], [])
-    experiment.load([tiny, "gin/runners/sebulba.gin"], [])
-    assert not caplog.records
 
 
 @pytest.mark.parametrize(
