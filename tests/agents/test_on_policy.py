@@ -226,10 +226,14 @@ def test_an_update_equals_a_slow_one(name, network, num_devices, is_old):
         np.testing.assert_allclose(means[metric], value, rtol=1e-3, atol=1e-5, err_msg=metric)
 
 
-@pytest.mark.parametrize("name", ["ppo", "impala"])
 @pytest.mark.parametrize(
-    ("network", "normalize"),
-    [("lstm", False), pytest.param("frames_gru", True, marks=pytest.mark.slow)],
+    ("name", "network", "normalize"),
+    [
+        ("ppo", "lstm", False),
+        pytest.param("impala", "lstm", False, marks=pytest.mark.slow),
+        pytest.param("ppo", "frames_gru", True, marks=pytest.mark.slow),
+        pytest.param("impala", "frames_gru", True, marks=pytest.mark.slow),
+    ],
 )
 def test_ratios_are_one_in_the_first_gradient_step(name, network, normalize):
     """Learning uses the inputs of acting: cores, resets, statistics."""
@@ -266,9 +270,9 @@ def test_the_option_and_the_default_of_the_previous_action_and_reward(network, o
     assert jax.tree.map(jnp.shape, state.action) == ((BATCH,) if is_input else ())
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", ["ppo", "pqn", pytest.param("impala", marks=pytest.mark.slow)])
 def test_the_learning_rate_and_epsilon_fall_with_agent_steps(name):
-    given = _given(name, "frames" if name == "pqn" else "lstm")
+    given = _given(name, "lstm" if name == "impala" else "frames")
     for updates, portion in {0: 1.0, 1: 0.9, 5: 0.5, 10: 0.0, 15: 0.0}.items():
         steps = LENGTH * BATCH
         counts = {"update": np.int32(updates), "agent_steps": np.float32(updates * steps)}

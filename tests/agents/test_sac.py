@@ -174,9 +174,12 @@ def _slow_losses(actions: str, params: sac_networks.Params):
             worse = jnp.min(values(critic, arrival, jnp.zeros((BATCH, 0))), axis=0)
             return jnp.sum(jnp.exp(log_p) * worse, -1), -jnp.sum(jnp.exp(log_p) * log_p, -1)
         mean, log_std, z = outputs[:, :2], outputs[:, 2:], noise[arrival]
-        action = jnp.tanh(mean + jnp.exp(log_std) * z)
-        log_prob = -0.5 * z**2 - log_std - 0.5 * np.log(2.0 * np.pi) - jnp.log(1.0 - action**2)
-        return jnp.min(values(critic, arrival, action)[..., 0], axis=0), -jnp.sum(log_prob, -1)
+        raw = mean + jnp.exp(log_std) * z
+        # log(1 - tanh(x)^2), whose digits would cancel where actions are near their bounds.
+        log_slope = 2.0 * (np.log(2.0) - raw - jax.nn.softplus(-2.0 * raw))
+        log_prob = -0.5 * z**2 - log_std - 0.5 * np.log(2.0 * np.pi) - log_slope
+        value = jnp.min(values(critic, arrival, jnp.tanh(raw))[..., 0], axis=0)
+        return value, -jnp.sum(log_prob, -1)
 
     value, entropy = expect(constant.policy, target_critic, 1)
     soft_value = value + TEMPERATURE * entropy

@@ -32,13 +32,6 @@ class Echo:
         return state, types.transition(action.astype(jnp.int32), 0.0, terminated=False)
 
 
-def test_environment_is_an_instance_a_class_or_a_callable():
-    instance = catch.Catch(rows=4)
-    assert wrappers.TimeLimit(instance).environment is instance
-    nested = wrappers.TimeLimit(functools.partial(wrappers.TimeLimit, catch.Catch))
-    assert isinstance(nested.environment.environment, catch.Catch)
-
-
 @pytest.mark.parametrize(
     ("rows", "discounts"),
     [(9, [1, 1, 1, 1]), (4, [1, 1, 1, 0]), (3, [1, 1, 0])],

@@ -96,8 +96,9 @@ def _made():
     size = (*timestep.reward.shape, *SPEC.observation.shape)
     timestep = timestep._replace(observation=rng.normal(size=size).astype(np.float32))
     extras, action = _search_results(rng, shape), rng.integers(0, 3, shape)
-    rollout = jax.tree.map(jnp.asarray, types.Rollout(timestep, action, extras, ()))
-    sample = replay.Sample(rollout, None, jnp.linspace(0.5, 1.0, SEQUENCES), None)
+    rollout = types.Rollout(timestep, action.astype(np.int32), extras, ())
+    weight = np.linspace(0.5, 1.0, SEQUENCES, dtype=np.float32)
+    sample = replay.Sample(rollout, None, weight, None)
     return agent, jax.jit(agent.init_learner)(jax.random.key(0)).params, sample
 
 
@@ -114,7 +115,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
     targets = jax.jit(planning.targets, static_argnums=(2, 3, 4))
     goal = targets(timestep, rollout.extras, agent.gamma, K, N_STEPS)
     first = jax.tree.map(lambda x: x[0], timestep)
-    kept = ~np.asarray(first.last())
+    kept = ~first.last()
     assert 1 < np.sum(~kept) < SEQUENCES / 2
 
     def slow(params):
@@ -166,7 +167,7 @@ def test_initial_priorities_are_those_of_the_states_after_the_burn_in(made):
             jax.tree.map(lambda x: x[:-1], timestep), extras.value, agent.gamma, N_STEPS
         ),
     )
-    error = jnp.where(timestep.last()[:-2], -1.0, jnp.abs(value - target))
+    error = np.where(timestep.last()[:-2], -1.0, np.abs(value - target))
     count = len(timestep.reward) - agent.buffer.sequence_length
     assert count == 1
     for begin in (0, 2):
