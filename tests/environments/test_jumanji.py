@@ -126,10 +126,11 @@ def test_late_clock_does_not_change_rewards():
 
 def test_any_action_is_legal_where_jumanji_allows_none():
     env = jumanji.Jumanji("Maze-v0")
+    theirs = library.make("Maze-v0")
     masks = np.array([[False] * 4, [False, True, False, False]])
 
     def observe(mask):
-        observation = library.make("Maze-v0").reset(jax.random.PRNGKey(0))[1].observation
+        observation = theirs.reset(jax.random.PRNGKey(0))[1].observation
         return env._observe(observation._replace(action_mask=mask))["action_mask"]
 
     found = streams.evaluate(jax.vmap(observe), masks)
