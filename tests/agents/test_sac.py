@@ -242,12 +242,13 @@ def test_continuous_actions_keep_their_bounds_and_their_units():
     kind = sac_networks.head_from_spec(_spec("continuous"))
     keys = jax.random.split(jax.random.key(0), 1000)
     outputs = jnp.tile(jnp.array([0.5, -9.0, 3.0, 3.0]), (1000, 1))
-    sampled = kind.to_action(kind.sample(outputs, None, keys))
-    for action in (sampled, kind.random(None, keys)):
+    sampled = streams.evaluate(lambda: kind.to_action(kind.sample(outputs, None, keys)))
+    random = streams.evaluate(kind.random, None, keys)
+    for action in (sampled, random):
         assert np.all((action >= LOW) & (action <= HIGH))
         np.testing.assert_allclose(action.min(axis=0), LOW, atol=0.02)
         np.testing.assert_allclose(action.max(axis=0), HIGH, atol=0.02)
-    np.testing.assert_allclose(kind.random(None, keys).mean(axis=0), (LOW + HIGH) / 2, atol=0.1)
+    np.testing.assert_allclose(random.mean(axis=0), (LOW + HIGH) / 2, atol=0.1)
     mode = kind.to_action(kind.mode(outputs[:1], None))
     np.testing.assert_allclose(mode[0], [-1.0 + 0.75 * (np.tanh(0.5) + 1.0), 1.0], rtol=1e-5)
     np.testing.assert_allclose(kind.to_critics(mode)[0], [np.tanh(0.5), -1.0], atol=1e-6)
@@ -323,7 +324,7 @@ def test_weights_decay_and_the_temperature_does_not(policy_period):
     agent = sac.SAC(_spec("continuous"), network=TINY, **options)
     zeros = experience.zeros(agent).params
     params, chain = jax.tree.map(jnp.ones_like, zeros), agent._optimizer.chain
-    updates, _ = chain.update(zeros, chain.init(params), params)
+    updates, _ = streams.evaluate(chain.update, zeros, chain.init(params), params)
     for leaf in jax.tree.leaves((updates.policy, updates.critic)):
         np.testing.assert_allclose(leaf, 0.1)
     assert updates.log_temperature == 0.0

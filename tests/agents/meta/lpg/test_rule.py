@@ -25,7 +25,7 @@ def _window(seed=0):
 
 @pytest.fixture(scope="module", name="targets")
 def _targets():
-    params = RULE.init(jax.random.key(1))
+    params = jax.jit(RULE.init)(jax.random.key(1))
     return jax.jit(lambda window: RULE.targets(params, window))
 
 
