@@ -1,7 +1,7 @@
 """AlphaZero: tree search with the environment itself as the model.
 
 Silver et al., "A general reinforcement learning algorithm that masters chess, shogi, and Go through
-self-play", 2018, https://doi.org/10.1126/science.aar6404, for one player.
+self-play", 2018, https://doi.org/10.1126/science.aar6404, for one player, or two in turn.
 `agents.search.planning` has the formula of the loss.
 
 The search needs the environment's state: `wrappers.Searchable` adds it to the observation, under a
@@ -61,6 +61,11 @@ class AlphaZero(planning.SearchAgent):
                 f"show its state: wrap a JAX environment in wrappers.Searchable, else use MuZero"
             )
         super().__post_init__()
+        if self.spec.hidden:
+            raise errors.UserError(
+                f"AlphaZero searches from the state of {self.spec.name}, part of which is hidden "
+                "from the player to move: use an agent without search"
+            )
         options.require_feedforward(self, self.net)
         if self.net.memory_length:
             raise errors.UserError("AlphaZero has no stacks of frames: expected frame_stack = 1")

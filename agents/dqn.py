@@ -65,6 +65,9 @@ class DQN(replay.ReplayAgent, exploration.EpsilonGreedy):
         super().__post_init__()
         options.require_discrete(self)
         options.require_feedforward(self, self.net)
+        if (atoms := self.distribution) is not None and self.spec.players == 2:
+            expected = "minimum = -maximum, because the return of one player is minus the other's"
+            options.expect(self, "distribution", atoms.minimum == -atoms.maximum, expected)
 
     @functools.cached_property
     def net(self) -> networks.Network:

@@ -105,17 +105,24 @@ class MuZero(planning.SearchAgent):
         """Returns the learnt model, for the search."""
 
         def imagine(action, latent):
-            latent, reward = self.net.imagine(params, latent, action)
+            latent, reward, passes = self.net.imagine(params, latent, action)
             prediction = self.net.predict(params, latent)
             output = mctx.RecurrentFnOutput(
                 reward=self._support.decode(reward),
-                discount=jnp.full(action.shape, self.gamma),
+                discount=self._discount(action, passes),
                 prior_logits=prediction.policy,
                 value=self._support.decode(prediction.value),
             )
             return output, latent
 
         return imagine
+
+    def _discount(self, action, passes):
+        """Returns the discounts `[...]` of imagined steps, from logits that the turn passes."""
+        if self.net.dynamics.learns_turns:
+            return self.gamma * (1.0 - 2.0 * jax.nn.sigmoid(passes))
+        sign = -1.0 if self.spec.players == 2 else 1.0
+        return jnp.full(action.shape, sign * self.gamma)
 
     def sample(self, learner, memory, key):
         if not self.reanalyze:
@@ -141,11 +148,11 @@ class MuZero(planning.SearchAgent):
             keys = jax.vmap(lambda key: jax.random.split(key, steps), out_axes=1)(sample.key)
             rows = (latent, None if mask is None else mask[self.buffer.burn_in :], keys)
             latent, mask, keys = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
-            found, _ = self._plan(params, latent, mask, 0.0, keys)
-            found = jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), found)
+            plans, _ = self._plan(params, latent, mask, 0.0, keys)
+            plans = jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), plans)
             searched = slice(self.buffer.burn_in, self.buffer.burn_in + steps)
             return jax.tree.map(
-                lambda old, new: old.at[searched].set(new), sample.rollout.extras, found
+                lambda old, new: old.at[searched].set(new), sample.rollout.extras, plans
             )
 
         extras = jax.lax.cond(is_due, search, lambda: sample.rollout.extras)
@@ -196,14 +203,14 @@ class MuZero(planning.SearchAgent):
         first, *observed = self._latents(params, seen)
 
         def imagine(latent, action):
-            latent, reward = self.net.imagine(params, latent, action)
-            return optax.scale_gradient(latent, 0.5), (latent, reward)
+            latent, *outputs = self.net.imagine(params, latent, action)
+            return optax.scale_gradient(latent, 0.5), (latent, *outputs)
 
         action = rollout.action[begin : begin + self.unroll_steps]
-        _, (later, reward) = jax.lax.scan(imagine, first, action)
+        _, (later, reward, passes) = jax.lax.scan(imagine, first, action)
         prediction = self.net.predict(params, jnp.concatenate([first[None], later]))
         consistency = None
         if self.consistency_cost:
             inconsistency = self.net.inconsistency(params, later, jnp.stack(observed))
             consistency = self.consistency_cost * inconsistency
-        return planning.Unrolled(prediction.policy, prediction.value, reward, consistency)
+        return planning.Unrolled(prediction.policy, prediction.value, reward, passes, consistency)

@@ -16,6 +16,12 @@ The losses of a transition to `s'`, with critics `q_i`, target critics `q'_i`, t
     policy: -min_i q_i(s, a) - α H(s)
     temperature: α (H(s) - target entropy)
 
+In a game of two players `d` is -1 where the turn passed, and `y` has minus the soft value of the
+opponent. That is the negamax of the zero-sum game whose payoff to a player is, beside the rewards,
+`α` times the entropies at its own moves minus those at the opponent's: each player maximises
+`r + α H` at its moves, and what the opponent gains there, this player loses. Its equilibrium is a
+logit quantal response equilibrium, which tends to the game's own as `α` goes to 0.
+
 With a recurrent network, `s` is the output of a core that policy and critics share, and that the
 critics' loss alone trains, as the sharing variant in the code of Yang and Nguyen, "Recurrent
 Off-policy Baselines for Memory-based Continuous Control", 2021, https://arxiv.org/abs/2110.12628.

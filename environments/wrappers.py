@@ -78,9 +78,16 @@ class Wrapper:
         return lambda state: draw(state.inner if self.has_state else state)
 
     @property
-    def evaluation_environment(self) -> "Wrapper":
-        """This wrapper around the environment of evaluations; absent if the inner one has none."""
+    def evaluation_environment(self) -> environment.Environment:
+        """This wrapper around the environment of evaluations; absent if the inner one has none.
+
+        Against an opponent, it is around the game alone.
+        """
         inner: Any = self.inner
+        if self.spec.players == 2:
+            against = inner.evaluation_environment
+            game = dataclasses.replace(self, environment=against.game)
+            return dataclasses.replace(against, game=game)
         return dataclasses.replace(self, environment=inner.evaluation_environment)
 
 
@@ -93,7 +100,7 @@ class TimeLimitState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TimeLimit(Wrapper):
-    """Truncates episodes: LAST with the discount of the inner environment, which is 1.
+    """Truncates episodes: LAST with the discount of the inner environment, which is not 0.
 
     If the inner environment ends the episode at the limit, its time step is unchanged.
 
@@ -283,7 +290,7 @@ class Searchable(Wrapper):
     def spec(self) -> environment.EnvironmentSpec:
         """The inner spec, with the state in the observation and this environment as `model`."""
         spec = self.inner.spec
-        packed = jax.eval_shape(self._pack, self._template)
+        packed = jax.eval_shape(self.pack, self._template)
         state = jax.tree.map(lambda leaf: specs.Array(leaf.shape, leaf.dtype), packed)
         observation = with_part(spec.observation, environment.STATE, state)
         return dataclasses.replace(spec, observation=observation, model=self)
@@ -292,14 +299,14 @@ class Searchable(Wrapper):
         self, state: types.PyTree, action: jax.Array
     ) -> tuple[types.TimeStep, types.PyTree]:
         """Returns the time step and the packed state after an action; see `EnvironmentModel`."""
-        inner, timestep = self.inner.step(self._unpack(state), action)
+        inner, timestep = self.inner.step(self.unpack(state), action)
         # As in `_convert`: a dict, though without the state.
         observation = with_part(timestep.observation, environment.STATE, ())
         observation = environment.without_state(observation)
-        return timestep._replace(observation=observation, metrics={}), self._pack(inner)
+        return timestep._replace(observation=observation, metrics={}), self.pack(inner)
 
     def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
-        packed = self._pack(state)
+        packed = self.pack(state)
         observation = with_part(timestep.observation, environment.STATE, packed)
         return timestep._replace(observation=observation)
 
@@ -312,7 +319,7 @@ class Searchable(Wrapper):
 
         return jax.eval_shape(reset)
 
-    def _pack(self, state: Any) -> dict[str, jax.Array]:
+    def pack(self, state: Any) -> dict[str, jax.Array]:
         """Returns the leaves of a state by number, typed keys as their data."""
         leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(state)]
         return {
@@ -320,7 +327,7 @@ class Searchable(Wrapper):
             for i, leaf in enumerate(leaves)
         }
 
-    def _unpack(self, packed: dict[str, jax.Array]) -> Any:
+    def unpack(self, packed: dict[str, jax.Array]) -> Any:
         """Returns the state from its packed leaves; keys are of JAX's default generator."""
         templates, tree = jax.tree.flatten(self._template)
         leaves = [

@@ -264,7 +264,8 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
             episodes, episode_means = streams.episodes.flush()
             streams = streams._replace(episodes=episodes)
             means = {**episode_means, **means}
-            report = metrics.of_update(means, rollout.timestep, state.update)
+            players = self.environment.spec.players
+            report = metrics.of_update(means, rollout.timestep, state.update, players)
             return agent_state.learner, agent_state.memory, streams, report
 
         learner, memory, streams, report = self._per_member(member)(

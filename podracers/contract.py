@@ -129,6 +129,8 @@ def spec_faults(candidate: environment.Environment) -> list[str]:
             "needs an adaptor: it steps on the host)"
         ]
     faults = _metric_faults(spec.metrics)
+    if spec.players not in (1, 2):
+        faults.append(f"spec.players is {spec.players}, supported are 1, and 2 that move in turn")
     parts, _ = jax.tree.flatten_with_path(
         spec.observation, is_leaf=lambda node: not isinstance(node, dict)
     )
@@ -283,7 +285,7 @@ def timestep_faults(
     Its `length` is the number of steps since the reset, 0 if it came from `reset`.
     """
     last = timestep.last()
-    faults = types.broken_rules(timestep, length == 0)
+    faults = types.broken_rules(timestep, length == 0, spec.players)
     parts, _ = jax.tree.flatten_with_path(spec.observation)
     for (path, part), leaf in zip(parts, jax.tree.leaves(timestep.observation)):
         name = f"observation{jax.tree_util.keystr(path)}"
@@ -293,8 +295,7 @@ def timestep_faults(
             outside = (leaf < part.minimum) | (leaf > part.maximum)
             faults[f"{name} leaves the bounds of its spec"] = jnp.any(outside)
     for name, value in timestep.metrics.items():
-        fault = f"the metric {name!r} of a LAST time step is NaN or infinite"
-        faults[fault] = last & ~jnp.isfinite(value)
+        faults[f"the metric {name!r} of a LAST time step is infinite"] = last & jnp.isinf(value)
     if isinstance(spec.observation, dict) and environment.ACTION_MASK in spec.observation:
         mask = timestep.observation[environment.ACTION_MASK]
         empty = ~jnp.all(jnp.any(mask, axis=-1)) & ~last  # the action at LAST is ignored

@@ -45,6 +45,10 @@ class EnvironmentSpec:
       metrics: names of the numbers in `metrics` of time steps (S6), such as `success`. Runners log
         their means over episodes as `episode/NAME`, and evaluations as `evaluation/NAME`. Numbers
         of a group, such as `achievement/eat_cow`, are not printed.
+      players: 2 for a zero-sum game whose players move in turn, each in time steps of its own (S2).
+      alternates: of two players, whether no one ever moves twice in a row.
+      hidden: of two players, whether one observes what the other one does not: their observations
+        must not share a memory.
     """
 
     name: str
@@ -53,6 +57,9 @@ class EnvironmentSpec:
     max_episode_steps: int | None = None
     model: "EnvironmentModel | None" = None
     metrics: tuple[str, ...] = ()
+    players: int = 1
+    alternates: bool = False
+    hidden: bool = False
 
     @property
     def num_actions(self) -> int:

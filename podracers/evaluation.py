@@ -52,9 +52,10 @@ class Episodes(NamedTuple):
         return np.mean(self.returns, axis=-1)
 
     def means(self) -> dict[str, np.ndarray]:
-        """Returns the means of return, length and each metric by name, of each member."""
+        """Returns the means of return, length and metrics by name (S6), of each member."""
         values = {"return": self.returns, "length": self.lengths, **self.metrics}
-        return {name: np.mean(array, axis=-1) for name, array in values.items()}
+        present = {name: np.ma.masked_array(x, np.isnan(x)) for name, x in values.items()}
+        return {name: np.ma.filled(x.mean(axis=-1), np.nan) for name, x in present.items()}
 
     def standard_error(self) -> float:
         """Returns the standard error of the mean return, over members if any, else episodes."""

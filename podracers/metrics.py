@@ -48,7 +48,9 @@ class Diagnostics(NamedTuple):
     verdict: str  # one line on the bottleneck; empty if it is unknown
 
 
-def of_update(means: dict[str, types.Mean], timestep: types.TimeStep, update: jax.Array) -> Report:
+def of_update(
+    means: dict[str, types.Mean], timestep: types.TimeStep, update: jax.Array, players: int = 1
+) -> Report:
     """Returns the report of one update, whose rollout has the time steps `[T + 1, B]`."""
 
     def first(is_bad: jax.Array) -> jax.Array:
@@ -57,7 +59,7 @@ def of_update(means: dict[str, types.Mean], timestep: types.TimeStep, update: ja
     # The first row is the last one of the previous rollout, or the first reset.
     begins = timestep.first()[:1] | (update == 0)
     fresh = jnp.concatenate([begins, timestep.last()[:-1]])
-    faults = list(types.broken_rules(timestep, fresh).values())
+    faults = list(types.broken_rules(timestep, fresh, players).values())
     # Without states of environments, which may have infinite numbers.
     parts = jax.tree.leaves(environment.without_state(timestep.observation))
     parts = [part for part in parts if jnp.issubdtype(part.dtype, jnp.inexact)]
@@ -99,8 +101,9 @@ class EpisodeStatistics(NamedTuple):
     ended_return: jax.Array  # sum over ended episodes
     ended_length: jax.Array  # sum over ended episodes
     ended: jax.Array  # number of ended episodes
-    # Sums over ended episodes, by name; none after `flush`, so checkpoints do not depend on them.
-    ended_metrics: dict[str, jax.Array]
+    # Over ended episodes, by name, without those whose number is NaN; none after `flush`, so
+    # checkpoints do not depend on them.
+    ended_metrics: dict[str, types.Mean]
 
     @classmethod
     def init(cls, num_streams: int) -> "EpisodeStatistics":
@@ -111,8 +114,8 @@ class EpisodeStatistics(NamedTuple):
 
     def with_metrics(self, names: Iterable[str]) -> "EpisodeStatistics":
         """Returns the statistics that also add up the metrics of these names."""
-        zeros = {name: jnp.zeros_like(self.ended) for name in names}
-        return self._replace(ended_metrics=zeros | self.ended_metrics)
+        zero = types.Mean(jnp.zeros_like(self.ended), jnp.zeros_like(self.ended))
+        return self._replace(ended_metrics=dict.fromkeys(names, zero) | self.ended_metrics)
 
     def track(self, timestep: types.TimeStep) -> "EpisodeStatistics":
         """Adds one time step `[B]`; rewards are the environment's own, never clipped."""
@@ -127,9 +130,8 @@ class EpisodeStatistics(NamedTuple):
             ended_length=self.ended_length + last * running_length,
             ended=self.ended + last,
             ended_metrics={
-                # At other time steps they may be NaN, and 0 * NaN is NaN.
-                name: total + jnp.where(is_last, timestep.metrics[name], 0.0)
-                for name, total in self.ended_metrics.items()
+                name: mean.merge(_present(timestep.metrics[name], is_last))
+                for name, mean in self.ended_metrics.items()
             },
         )
 
@@ -151,11 +153,19 @@ class EpisodeStatistics(NamedTuple):
     def flush(self) -> tuple["EpisodeStatistics", dict[str, types.Mean]]:
         """Returns the metrics of the episodes that ended, and the statistics without them."""
         ended = jnp.sum(self.ended)
-        totals = {"return": self.ended_return, "length": self.ended_length, **self.ended_metrics}
+        totals = {"return": self.ended_return, "length": self.ended_length}
         means = {f"episode/{name}": types.Mean(jnp.sum(x), ended) for name, x in totals.items()}
+        for name, mean in self.ended_metrics.items():
+            means[f"episode/{name}"] = jax.tree.map(jnp.sum, mean)
         zero = jnp.zeros_like(self.ended)
         flushed = self._replace(ended_return=zero, ended_length=zero, ended=zero, ended_metrics={})
         return flushed, means
+
+
+def _present(metric: jax.Array, is_last: jax.Array) -> types.Mean:
+    """Returns the numbers `[B]` of episodes that end, without NaN: such an episode has none."""
+    counts = is_last & ~jnp.isnan(metric)
+    return types.Mean(jnp.where(counts, metric, 0.0), counts.astype(jnp.float32))
 
 
 def label(name: str, values: np.ndarray, seeds: Sequence[int]) -> dict[str, float]:

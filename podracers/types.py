@@ -4,13 +4,15 @@ Axis legend: `T` time, `B` streams (one environment each, for the whole run).
 
 - S1  A LAST time step carries the true final observation. The action chosen there is ignored, and
   the next time step of the stream is FIRST.
-- S2  An episode terminated iff LAST has discount 0; it was truncated iff LAST has discount 1.
+- S2  A discount is 0 iff the episode terminated. Otherwise it is 1, or -1 where the turn passed: in
+  a zero-sum game of two players a time step is that of the player to move, its reward is that of
+  the player who moved, and the discount is -1 where these players differ.
 - S3  Row `b` is one environment for the whole run, and rollout `k + 1` begins where `k` ended.
 - S4  `Agent.act` resets its own recurrent state at FIRST.
 - S5  One rollout is acted by one version of the parameters.
 - S6  The `metrics` of a LAST time step are the numbers of the episode that ends there. At MID
-  they are its numbers so far, used only where an evaluation cuts an episode. Runners remove them
-  before an agent receives a time step.
+  they are its numbers so far, used only where an evaluation cuts an episode. An episode whose
+  number is NaN has none. Runners remove them before an agent receives a time step.
 """
 
 from collections.abc import Mapping
@@ -39,6 +41,7 @@ RULES = (
     "step returned a step_type other than MID or LAST",
     "a LAST time step has a discount other than 0 (terminated) or 1 (truncated)",
     "a time step other than LAST has a discount other than 1",
+    "a discount is -1, which needs EnvironmentSpec.players = 2, or at a time step of reset",
     "reward is NaN, infinite or missing",
 )
 
@@ -48,7 +51,7 @@ class TimeStep(NamedTuple, Generic[_Array]):
 
     observation: PyTree
     reward: _Array  # float32, received on arrival, never clipped; 0 at FIRST
-    discount: _Array  # float32, 0 iff the episode terminated here
+    discount: _Array  # float32, 0 iff the episode terminated here, -1 where the turn passed (S2)
     step_type: _Array  # int8, FIRST | MID | LAST
     # float32, the environment's own numbers by name (S6)
     metrics: dict[str, _Array] = {}  # noqa: RUF012  (nothing writes into it)
@@ -92,6 +95,7 @@ def transition(
     terminated: jax.Array | bool = False,
     truncated: jax.Array | bool = False,
     metrics: Mapping[str, jax.typing.ArrayLike] | None = None,
+    passes: jax.Array | bool = False,
 ) -> TimeStep:
     """Returns the time step that an action led to (one stream, no batch axis).
 
@@ -102,6 +106,7 @@ def transition(
       truncated: scalar bool, the episode was cut; termination wins when both hold.
       metrics: scalars by the names of `environment.EnvironmentSpec.metrics`: the numbers of the
         episode so far, because a wrapper or an evaluation may cut it at any step.
+      passes: scalar bool, in a game of two players: the other one is to move now.
 
     Raises:
       errors.UserError: there is no reward, which some versions of JAX convert to NaN.
@@ -113,7 +118,7 @@ def transition(
     return TimeStep(
         observation=observation,
         reward=jnp.asarray(reward, jnp.float32),
-        discount=1.0 - terminated.astype(jnp.float32),
+        discount=jnp.where(terminated, 0.0, jnp.where(passes, -1.0, 1.0)).astype(jnp.float32),
         step_type=jnp.where(last, LAST, MID).astype(jnp.int8),
         metrics=_as_floats(metrics),
     )
@@ -123,19 +128,22 @@ def _as_floats(metrics: Mapping[str, jax.typing.ArrayLike] | None) -> dict[str, 
     return {name: jnp.asarray(value, jnp.float32) for name, value in (metrics or {}).items()}
 
 
-def broken_rules(timestep: TimeStep, fresh: jax.Array) -> dict[str, jax.Array]:
+def broken_rules(timestep: TimeStep, fresh: jax.Array, players: int) -> dict[str, jax.Array]:
     """Returns where time steps `[...]` break each of `RULES`, bool `[...]`.
 
-    `fresh`, bool `[...]`, is true where a reset made the time step. Observations are not used.
+    `fresh`, bool `[...]`, is true where a reset made the time step, and `players` is that of
+    `environment.EnvironmentSpec`. Observations are not used.
     """
     _, reward, discount, step_type, _ = timestep
-    last, is_binary = timestep.last(), (discount == 0.0) | (discount == 1.0)
+    size, passes = jnp.abs(discount), discount == -1.0
+    last, is_binary = timestep.last(), (size == 0.0) | (size == 1.0)
     broken = (
         fresh & (step_type != FIRST),
         fresh & (jnp.abs(reward) > 0.0),  # NaN is the last rule
         ~fresh & (step_type != MID) & ~last,
         last & ~is_binary,
-        ~last & (discount != 1.0),
+        ~last & (size != 1.0),
+        passes & (fresh | (players != 2)),
         ~jnp.isfinite(reward),
     )
     return dict(zip(RULES, broken, strict=True))

@@ -71,15 +71,23 @@ class _Dynamics(nn.Module):
     num_actions: int
     num_atoms: int
     hidden_sizes: tuple[int, ...]
+    learns_turns: bool = False
 
     @nn.compact
     def __call__(self, latent, action):
-        """Returns the latent `[..., F]` and logits `[..., Z]` of the reward."""
+        """Returns the latent `[..., F]`, logits `[..., Z]` of the reward, and that of a pass.
+
+        The last, `[...]`, is that of the probability that the other player is to move; None unless
+        the model learns turns.
+        """
         taken = jax.nn.one_hot(action, self.num_actions)
         hidden = _Hidden(self.hidden_sizes)(jnp.concatenate([latent, taken], axis=-1))
         change = layers.Dense(latent.shape[-1], scale=1.0, name="change")(hidden)
         reward = layers.Dense(self.num_atoms, scale=0.01, name="reward")(hidden)
-        return scale_latent(latent + change), reward
+        passes = None
+        if self.learns_turns:
+            passes = layers.Dense(1, scale=0.01, name="passes")(hidden)[..., 0]
+        return scale_latent(latent + change), reward, passes
 
 
 class _Predictor(nn.Module):
@@ -152,7 +160,7 @@ class Model(NamedTuple):
         return networks.apply(self.predictor, params["predictor"], latent)
 
     def imagine(self, params, latent: jax.Array, action: jax.Array):
-        """Returns the latents after actions `[...]` and the logits `[..., Z]` of the rewards."""
+        """Returns the latents after actions `[...]`, and logits: see `_Dynamics`."""
         return networks.apply(self.dynamics, params["dynamics"], latent, action)
 
     def inconsistency(self, params, imagined: jax.Array, observed: jax.Array) -> jax.Array:
@@ -201,7 +209,8 @@ def model(
     module = _Representation(torso, latent_size)
     representation = networks.Composed(spec, module, frame_stack, torso.encoder)
     projector = _Projector(projection_size) if projection_size else None
-    return Model(representation, _Dynamics(*sizes), _Predictor(*sizes), projector)
+    dynamics = _Dynamics(*sizes, learns_turns=spec.players == 2 and not spec.alternates)
+    return Model(representation, dynamics, _Predictor(*sizes), projector)
 
 
 class _PolicyValue(nn.Module):

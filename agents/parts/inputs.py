@@ -42,11 +42,13 @@ def extended(
 ) -> types.TimeStep:
     """Returns time steps `[..., B]` with the previous action and reward in their observations.
 
-    Rewards are preprocessed; `action` is the environment's, before each time step.
+    Rewards are preprocessed; `action` is the environment's, before each time step. In a game of two
+    players the reward is that of the player to move, the negative of the reward of the other one.
     """
     first = timestep.first()
     action = jnp.where(first[..., None], 0.0, _features(action, action_spec))
-    reward = jnp.where(first, 0.0, timestep.reward)
+    reward = jnp.where(timestep.discount < 0.0, -timestep.reward, timestep.reward)
+    reward = jnp.where(first, 0.0, reward)
     return timestep._replace(observation=_beside(timestep.observation, action, reward))
 
 

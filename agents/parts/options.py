@@ -145,6 +145,8 @@ class Optimized:
 
     def __post_init__(self):
         check(self)
+        if getattr(self, "normalize_rewards", False):
+            require_one_player(self, "running returns of both would be mixed, bind reward_scale")
         if callable(self.optimizer):
             make(self, "optimizer", learning_rate=1.0)  # refuses its options
 
@@ -220,6 +222,14 @@ def require_feedforward(agent: Any, network: Any) -> None:
         raise errors.UserError(
             f"{type(agent).__name__} learns no recurrent network: expected one without a core "
             f"(where memory is needed, use R2D2 or PQN)"
+        )
+
+
+def require_one_player(agent: Any, cause: str) -> None:
+    """Raises a `UserError` with the cause if the environment of an agent is a game of two."""
+    if agent.spec.players != 1:
+        raise errors.UserError(
+            f"{type(agent).__name__}: {agent.spec.name} has two players: {cause}"
         )
 
 

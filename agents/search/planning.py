@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import mctx
+import optax
 
 from agents.parts import categorical, optimization, options, returns
 from agents.replay import replay
@@ -112,6 +113,7 @@ class Unrolled(NamedTuple):
     policy: jax.Array  # [K + 1, N, A] logits
     value: jax.Array  # [K + 1, N, Z] logits
     reward: jax.Array  # [K, N, Z] logits
+    passes: jax.Array | None = None  # [K, N] logits that the turn passes, if the model learns turns
     consistency: jax.Array | None = None  # [K, N] losses of latents, weighted
 
 
@@ -121,6 +123,7 @@ class Targets(NamedTuple):
     policy: jax.Array  # [K + 1, N, A]
     value: jax.Array  # [K + 1, N]
     reward: jax.Array  # [K, N]
+    discount: jax.Array  # [K, N] of the environment
     policy_weight: jax.Array  # [K + 1, N]
     value_weight: jax.Array  # [K + 1, N]
     reward_weight: jax.Array  # [K, N]
@@ -147,6 +150,7 @@ def targets(
         policy=extras.policy[: unroll_steps + 1],
         value=jnp.where(absorbed, 0.0, value),
         reward=jnp.where(absorbed[:-1], 0.0, reward),
+        discount=timestep.discount[1 : unroll_steps + 1],
         policy_weight=(~ended).astype(jnp.float32),
         value_weight=value_weight,
         reward_weight=value_weight[:-1],
@@ -184,13 +188,16 @@ def loss(
     total = policy + value_cost * value + reward
     begins = target.policy_weight[0]  # 0 where a sequence begins at LAST
     root_value = support.decode(predicted.value[0])
-    consistency = {}
+    others = {}  # losses that the model may have
+    if predicted.passes is not None:
+        is_known = target.policy_weight[:-1] * jnp.abs(target.discount)
+        turn = optax.sigmoid_binary_cross_entropy(predicted.passes, target.discount < 0.0)
+        others["loss/turn"] = summed(turn * is_known)
     if predicted.consistency is not None:
-        losses = summed(predicted.consistency * target.policy_weight[1:])
-        total += losses
-        consistency["loss/consistency"] = types.Mean.of(losses, begins)
+        others["loss/consistency"] = summed(predicted.consistency * target.policy_weight[1:])
+    total += sum(others.values())
     metrics = {
-        **consistency,
+        **{name: types.Mean.of(losses, begins) for name, losses in others.items()},
         "loss/policy": types.Mean.of(policy, begins),
         "loss/value": types.Mean.of(value, begins),
         "loss/reward": types.Mean.of(reward, begins),

@@ -126,7 +126,8 @@ class Learner:
         episodes = state.episodes.with_metrics(self.programs.spec.metrics)
         episodes, episode_means = episodes.track_rollout(rollout.timestep).flush()
         means = {**episode_means, **means}
-        report = metrics.of_update(means, rollout.timestep, state.update)
+        players = self.programs.spec.players
+        report = metrics.of_update(means, rollout.timestep, state.update, players)
         state = SebulbaState(*agent_state, episodes, state.key, state.update + 1)
         return state, metrics.sum_over_devices(report)
 

@@ -8,7 +8,7 @@ import jax
 
 from podracers import errors, evaluation, population, types
 from podracers.checkpoints import checkpoint, storage
-from podracers.training import config, experiment, run_directory
+from podracers.training import experiment, run_directory
 
 
 class TrainedPolicy(NamedTuple):
@@ -24,11 +24,8 @@ def load(path: str | pathlib.Path, best: bool = False, member: int | None = None
     """Returns the trained agent of a run, which may be running; nothing is written.
 
     The configuration of a run is code, which this executes (`params` reads a run without it).
-
-    Args:
-      path: the run directory's path.
-      best: the best evaluated checkpoint, not the newest.
-      member: the member of a population, from 0.
+    `best` takes the best evaluated checkpoint, not the newest; `member`, from 0, is one of a
+    population.
 
     Raises:
       errors.UserError: there is no run, no checkpoint of it yet, or no such member.
@@ -70,7 +67,7 @@ def open_run(path: str | pathlib.Path) -> run_directory.RunDirectory:
     directory = run_directory.RunDirectory(path)
     directory.require()
     name = "Experiment.checkpoint_directory"
-    place = config.read(directory.read_config(), str(directory.config)).get(name)
+    place = directory.read_values().get(name)
     if place is not None:
         storage.check(name, place)
         directory.checkpoints = storage.path(place)
@@ -82,14 +79,10 @@ def params(
     parts: experiment.Parts | None = None,
     best: bool = False,
 ) -> tuple[int, types.PyTree]:
-    """Returns the step and the acting parameters of a checkpoint (see `load`).
+    """Returns the step and the acting parameters of the newest, or best evaluated, checkpoint.
 
-    Args:
-      directory: the run directory, or its path.
-      parts: the parts of its configuration, which may be Python without `config.gin`. Without them
-        nothing of the configuration is executed, and the parameters are nested dicts of NumPy
-        arrays.
-      best: the best evaluated checkpoint, not the newest.
+    `parts` are those of its configuration, which may be Python without `config.gin`. Without them
+    nothing of the configuration is executed, and the parameters are nested dicts of NumPy arrays.
     """
     if not isinstance(directory, run_directory.RunDirectory):
         directory = open_run(directory)

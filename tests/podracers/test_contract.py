@@ -163,7 +163,7 @@ FAULTS = {
     "step: leaf 'metrics/x': expected none, got float32[]": _spoil(
         "step", metrics=lambda t: {"x": jnp.float32(1.0)}
     ),
-    "the metric 'success' of a LAST time step is NaN or infinite": _reporting(
+    "the metric 'success' of a LAST time step is infinite": _reporting(
         success=lambda t: jnp.where(t.last(), jnp.inf, 1.0)
     ),
     "reset returned TimeStep, expected (state, TimeStep)": _with(
@@ -202,6 +202,12 @@ FAULTS = {
     ),
     "a time step other than LAST has a discount other than 1": _spoil(
         "step", discount=lambda t: t.discount * 0.99
+    ),
+    "a discount is -1, which needs EnvironmentSpec.players = 2": _spoil(
+        "step", discount=lambda t: -t.discount
+    ),
+    "spec.players is 3, supported are 1, and 2": _with(
+        spec=environment.EnvironmentSpec("Good", Good.observed, Good.action, players=3)
     ),
     "reward is NaN, infinite or missing": _spoil("step", reward=lambda t: t.reward * jnp.nan),
     "observation['x'] is NaN or infinite": _with_x(_PLAIN + jnp.nan),

@@ -12,6 +12,7 @@ from podracers import environment, metrics, parallel, types
 P = jax.sharding.PartitionSpec
 
 
+PASSES = "a discount is -1, which needs EnvironmentSpec.players = 2, or at a time step of reset"
 NOT_LAST = "a time step other than LAST has a discount other than 1"
 
 
@@ -34,6 +35,7 @@ _FAULTS = {
     ],
     "reset returned a reward other than 0": [_rollout(reward=jnp.array([[0.0], [1.0], [1.0]]))],
     NOT_LAST: [_rollout(discount=jnp.array([[1.0], [1.0], [0.0]]))],
+    PASSES: [_rollout(discount=jnp.array([[1.0], [-1.0], [1.0]]))],
 }
 
 
@@ -45,6 +47,14 @@ def test_a_report_names_the_rule_that_a_rollout_breaks(rule):
         assert dict(zip(types.RULES, first)) == dict.fromkeys(types.RULES, metrics.NEVER) | {
             rule: 1
         }
+
+
+def test_a_discount_of_minus_one_is_allowed_in_a_game_of_two_but_not_at_first():
+    for discount, expected in (([1.0, -1.0, 1.0], metrics.NEVER), ([1.0, 1.0, -1.0], 1)):
+        rollout = _rollout(discount=jnp.array(discount)[:, None] * jnp.array([1.0, 1.0]))
+        first = metrics.of_update({}, rollout, jnp.int32(1), players=2).first_fault
+        assert first[types.RULES.index(PASSES)] == expected
+        assert np.min(first) == expected
 
 
 def test_a_report_names_an_observation_that_is_not_finite():

@@ -1,10 +1,15 @@
 """Anakin on four devices and Sebulba on one give equal results, with equal keys and no lag."""
 
+import dataclasses
+import functools
+
+import numpy as np
 import pytest
 
-from agents import muzero, ppo
-from environments import probes, xminigrid
-from podracers import runner, sebulba
+from agents import alphazero, muzero, ppo
+from agents.networks import muzero as muzero_networks
+from environments import pgx, probes, wrappers, xminigrid
+from podracers import metrics, runner, sebulba
 from tests import contract, streams
 
 UPDATES = 9  # `ppo_scaled` clips at 0 in the tenth, where rounding decides which gradients pass
@@ -63,6 +68,46 @@ def test_without_lag_both_runners_learn_the_same(name, options):
     tolerance = 2e-3 if isinstance(agent, muzero.MuZero) else 1e-4
     expected = _results(_anakin(agent, environment))
     _assert_same(_results(_sebulba(agent, environment, **options)), expected, tolerance)
+
+
+# Every agent; the games have a mask, and in the second one a player may move twice.
+GAMES = {
+    "tic_tac_toe": functools.partial(pgx.Pgx, "tic_tac_toe", opening_moves=3),
+    "twice": functools.partial(streams.RandomEpisodes, masked=True, players=2),
+}
+PLAYERS = ("ppo", "impala", "vmpo", "pqn", "rainbow", "r2d2", "sac_discrete_lstm", "muzero")
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pqn",
+        "alphazero",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in PLAYERS if name != "pqn"),
+    ],
+)
+def test_agents_play_themselves_alike_under_both_runners(name, game):
+    """Anakin on four devices, Sebulba on one; a resumed run continues bit for bit."""
+    pytest.importorskip("pgx")
+    candidate = GAMES[game]()
+    if name == "alphazero":
+        candidate = wrappers.Searchable(candidate)
+        network = contract.tiny_network(make=muzero_networks.policy_value)
+        agent = alphazero.AlphaZero(candidate.spec, network=network, **contract.SEARCH)
+    else:
+        agent = dataclasses.replace(contract.AGENTS[name]()[0], spec=candidate.spec)
+    subject = _anakin(agent, candidate)
+    history = contract.run(subject, 5)
+    assert np.any(history.rollouts[0].timestep.discount < 0.0)
+    assert all(np.all(report.first_fault == metrics.NEVER) for report in history.reports)
+    resumed = contract.restore(subject, history.states[3])
+    resumed = streams.to_numpy(subject.step(resumed, 2)[0])
+    streams.assert_same(resumed, history.states[5])
+    tolerance = 2e-3 if name in ("muzero", "alphazero") else 1e-4
+    actual = _results(_sebulba(agent, candidate), 5)
+    _assert_same(actual, _results(subject, 5), tolerance)
 
 
 def _reports(history) -> list[dict[str, tuple[float, float]]]:

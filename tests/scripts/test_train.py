@@ -194,7 +194,7 @@ def test_a_users_variant_of_an_agent_keeps_the_settings_of_its_base(tmp_path, co
     )
 
     def check(**expected):
-        values = gin_config.read((path / "operative_config.gin").read_text(), "x")
+        values = gin_config.read((path / "operative_config.gin").read_text(), "x").values
         expected |= {"reward_scale": 0.5, "epochs": 1, "learning_rate": 2.5e-4}
         agent = trained.load(path).parts.agent
         for name, value in expected.items():

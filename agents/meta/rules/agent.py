@@ -32,8 +32,8 @@ class Extras(NamedTuple):
 class Teacher(NamedTuple):
     """The source of targets, in the learner's field `target`."""
 
-    params: types.PyTree  # of the rule
-    state: types.PyTree  # of the rule, in this lifetime
+    params: types.PyTree  # parameters of the rule
+    state: types.PyTree  # state of the rule in this lifetime
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -71,6 +71,7 @@ class RuleAgent(optimization.GradientAgent, options.Adam):
     def __post_init__(self):
         super().__post_init__()
         options.require_discrete(self)
+        options.require_one_player(self, "no rule was learnt with a discount of -1")
         can_learn = any(self._costs.values())
         options.expect(self, "costs", can_learn, "a weight other than 0 in it")
         _ = self.net  # errors of the network

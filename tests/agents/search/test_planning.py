@@ -124,7 +124,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
         for k in range(K + 1):
             scale = 1.0 / K if k else 1.0
             if k:
-                latent, reward = model.imagine(params, latent, rollout.action[k - 1])
+                latent, reward, _ = model.imagine(params, latent, rollout.action[k - 1])
                 loss = support.cross_entropy(reward, goal.reward[k - 1])
                 total += scale * loss * goal.reward_weight[k - 1]
             prediction = model.predict(params, latent)
@@ -277,7 +277,7 @@ def test_a_search_steps_the_environment_and_nothing_follows_an_ending():
     model, size = agent.spec.model, 32
     inner, _ = jax.vmap(streams.RandomEpisodes().reset)(jax.random.split(jax.random.key(0), size))
     ended, value = np.arange(size) % 4 == 0, np.float32(np.arange(size) % 8)
-    node = alphazero._Node(jax.vmap(model._pack)(inner), ended, value, jnp.zeros((size, 3)))
+    node = alphazero._Node(jax.vmap(model.pack)(inner), ended, value, jnp.zeros((size, 3)))
     action = jnp.zeros(size, jnp.int32)
     node = jax.device_get(node)
     output, after = streams.evaluate(jax.vmap(agent._model(params)), action, node)
