@@ -93,17 +93,8 @@ def _load_small(path, *bindings):
     return experiment.load(files, bindings)
 
 
-# The first experiment of each environment; `make check` builds all of them.
-FIRST = {path.id.partition("_")[0]: path.id for path in reversed(_files("experiments"))}
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(*x.values, id=x.id, marks=[pytest.mark.slow] * (x.id not in FIRST.values()))
-        for x in _files("experiments")
-    ],
-)
+@pytest.mark.slow  # `make check` has it
+@pytest.mark.parametrize("path", _files("experiments"))
 def test_experiments_can_be_built(path):
     """And the network fits the observations."""
     _require_extras(path)
