@@ -254,12 +254,12 @@ class Against:
     game may be a `wrappers.Searchable`.
 
     Attributes:
-      game: an environment with `spec.players = 2`; an instance after construction.
+      game: an environment with `spec.players = 2`, or `game()` returns it.
       opponent: the opponent, or `opponent()` returns it.
       seat: 0 if the agent always has the first move, 1 if never; None to draw it.
     """
 
-    game: environment.Environment | Callable[[], environment.Environment]
+    game: Any
     opponent: Any = Random
     seat: int | None = None
     OUTCOMES: ClassVar[tuple[str, ...]] = ("win", "draw", "loss")
