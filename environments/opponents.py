@@ -190,7 +190,8 @@ class Run:
         return self.policy.parts.agent.init_actor(jnp.zeros(1, jnp.int32), 1, True)
 
     def act(self, game, memory, state, timestep, key):
-        agent, trained_in = self.policy.parts.agent, self.policy.parts.environment
+        agent: Any = self.policy.parts.agent
+        trained_in: Any = self.policy.parts.environment
         observation = environment.without_state(timestep.observation)
         if trained_in.spec.model is not None:
             packed = trained_in.pack(state)
