@@ -204,7 +204,7 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
     "ppo_agents": lambda: _PPO(tiny_network(cores.GRU(8)), **_AGENTS),
     "impala_agents": lambda: _IMPALA(tiny_network(), **_AGENTS),
     "vmpo_agents": lambda: _VMPO(tiny_network(), **_AGENTS),
-    "pqn_agents": lambda: _PQN(_tiny_q_network(encoder=_NORM_MLP, frame_stack=2), **_AGENTS),
+    "pqn_agents": lambda: _PQN(_tiny_q_network(encoder=_NORM_MLP, frame_stack=3), **_AGENTS),
     "dqn_agents": lambda: _DQN(_tiny_q_network(), n_step=3, **_AGENTS_REPLAY),
     "r2d2_agents": lambda: _R2D2(_tiny_q_network(core=cores.LSTM(8)), **_AGENTS_REPLAY),
     "sac_agents": lambda: _SAC(_tiny_sac_network, **_AGENTS_REPLAY),

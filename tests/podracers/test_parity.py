@@ -37,7 +37,8 @@ def _assert_same(actual, expected, tolerance: float = 1e-4) -> None:
 
 
 # The other agents of `tests/contract.py` have the same kinds of states.
-SLOW = ("ppo_gru_frames", "rainbow", "r2d2_attention", "sac_gru", "muzero")
+SLOW = ("ppo_gru_frames", "rainbow", "r2d2_attention", "sac_gru", "muzero", "impala_agents")
+SLOW += ("vmpo_agents", "pqn_agents", "r2d2_agents", "sac_agents", "muzero_agents")
 SPLIT = {"actor_devices": (0, 1), "learner_devices": (2, 3), "batches_per_actor": 2}
 
 
@@ -45,7 +46,9 @@ SPLIT = {"actor_devices": (0, 1), "learner_devices": (2, 3), "batches_per_actor"
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        pytest.param("ppo", SPLIT, id="ppo-2 to 2"),
+        pytest.param("ppo", SPLIT, id="ppo-2 to 2", marks=pytest.mark.slow),
+        pytest.param("ppo_agents", SPLIT, id="ppo_agents-2 to 2"),
+        pytest.param("dqn_agents", {}, id="dqn_agents"),
         pytest.param("dqn", {}, id="dqn", marks=pytest.mark.slow),
         pytest.param(
             *("ppo_lstm", {"actor_devices": (0, 0), "learner_devices": (1,)}),
