@@ -292,7 +292,8 @@ def test_several_faults_are_listed_together():
 
 def test_good_environments_pass():
     contract.check_environment(Good, num_steps=20)
-    contract.check_environment(probes.TwoAgents, num_steps=20)
+    limited = wrappers.TimeLimit(probes.TwoAgents, max_episode_steps=3)
+    contract.check_environment(limited, num_steps=20)
     good = _multi_discrete([[True, True, False], [True, True, True]])
     contract.check_environment(good, num_steps=20)
     # Metrics are ignored except at LAST.
