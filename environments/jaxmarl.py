@@ -6,10 +6,8 @@ https://arxiv.org/abs/2311.10090. The package is imported lazily: its import ini
 Axis legend: `A` agents, `F` features.
 """
 
-import contextlib
 import dataclasses
 import functools
-import io
 import warnings
 from typing import Any, NamedTuple
 
@@ -124,8 +122,8 @@ class JaxMARL(adaptors.Adaptor):
 
     def _make(self) -> Any:
         name, options = self.name, dict(self.options)
-        with contextlib.redirect_stdout(io.StringIO()):  # it reports what is not installed
-            package = adaptors.optional_import("jaxmarl.registration", f"environment '{name}'")
+        # The import prints two lines.
+        package = adaptors.optional_import("jaxmarl.registration", f"environment '{name}'")
         known = [x for x in package.registered_envs if x.startswith(_FAMILIES) and x != _ONE_AGENT]
         errors.require_known("JaxMARL has no environment of several agents", name, known)
         from jaxmarl.environments import overcooked_layouts  # noqa: PLC0415
