@@ -71,14 +71,14 @@ class IMPALA(actor_critic.ActorCritic):
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
         if self.optimizer == "adam":
-            own = optax.scale_by_adam(eps=self.optimizer_epsilon)
+            scaling = optax.scale_by_adam(eps=self.optimizer_epsilon)
         else:
-            own = optax.scale_by_rms(
+            scaling = optax.scale_by_rms(
                 decay=self.rmsprop_decay,
                 eps=self.optimizer_epsilon,
                 eps_in_sqrt=self.rmsprop_epsilon_in_sqrt,
             )
-        return optimization.Optimizer.of(self, own)
+        return optimization.Optimizer.of(self, scaling)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `num_minibatches` gradient steps, on whole streams each."""

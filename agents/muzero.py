@@ -148,11 +148,11 @@ class MuZero(planning.SearchAgent):
             keys = jax.vmap(lambda key: jax.random.split(key, steps), out_axes=1)(sample.key)
             rows = (latent, None if mask is None else mask[self.buffer.burn_in :], keys)
             latent, mask, keys = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
-            found, _ = self._plan(params, latent, mask, 0.0, keys)
-            found = jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), found)
+            plans, _ = self._plan(params, latent, mask, 0.0, keys)
+            plans = jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), plans)
             searched = slice(self.buffer.burn_in, self.buffer.burn_in + steps)
             return jax.tree.map(
-                lambda old, new: old.at[searched].set(new), sample.rollout.extras, found
+                lambda old, new: old.at[searched].set(new), sample.rollout.extras, plans
             )
 
         extras = jax.lax.cond(is_due, search, lambda: sample.rollout.extras)

@@ -169,7 +169,7 @@ class Jumanji(adaptors.Adaptor):
             reward = getattr(inner, "_reward_fn", None)
             # SearchAndRescue scales rewards by its limit: keep the true one there.
             if reward is not None and "time_limit" in inspect.signature(reward).parameters:
-                inner._reward_fn = lambda found, step, _: reward(found, step, limit)
+                inner._reward_fn = lambda num_found, step, _: reward(num_found, step, limit)
         return inner, limit
 
     @functools.cached_property

@@ -19,6 +19,7 @@ import numpy as np
 
 from environments import wrappers
 from podracers import environment, errors, types
+from podracers.training import trained
 
 _ILLEGAL = -1e9  # replaces scores of illegal actions
 
@@ -99,9 +100,7 @@ class UCT(_Memoryless):
             recurrent_fn=jax.tree_util.Partial(functools.partial(self._simulate, model)),
             num_simulations=self.simulations,
             invalid_actions=~legal[None],
-            qtransform=functools.partial(
-                mctx.qtransform_by_min_max, min_value=-1.0, max_value=1.0
-            ),
+            qtransform=functools.partial(mctx.qtransform_by_min_max, min_value=-1.0, max_value=1.0),
             dirichlet_fraction=0.0,
             pb_c_init=constant,
             temperature=0.0,
@@ -156,13 +155,50 @@ class Perfect(_Memoryless):
     """
 
     def act(self, game, memory, state, timestep, key):
-        best = self.best(timestep)
+        best = self.best_actions(timestep)
         return _random_best(best.astype(jnp.float32), best, key), memory
 
-    def best(self, timestep: types.TimeStep) -> jax.Array:
+    def best_actions(self, timestep: types.TimeStep) -> jax.Array:
         """Returns the best actions of the player to move, bool `[A]`."""
         planes = timestep.observation["observation"].reshape(9, 2).astype(jnp.int32)
         return jnp.asarray(_solution())[jnp.dot(planes @ jnp.array([1, 2]), 3 ** jnp.arange(9))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Plays as the trained agent of a run does in evaluations, by its own search if it has one.
+
+    Attributes:
+      path: the run directory's path.
+      step: the checkpoint of this agent step; None for the newest.
+      best: the best evaluated checkpoint instead.
+    """
+
+    path: str
+    step: int | None = None
+    best: bool = False
+
+    def __post_init__(self):
+        _ = self.policy  # before any trace
+
+    @functools.cached_property
+    def policy(self) -> trained.TrainedPolicy:
+        """The agent, with its parameters."""
+        return trained.load(self.path, self.best, step=self.step)
+
+    def init(self, game):
+        return self.policy.parts.agent.init_actor(jnp.zeros(1, jnp.int32), 1, True)
+
+    def act(self, game, memory, state, timestep, key):
+        agent, trained_in = self.policy.parts.agent, self.policy.parts.environment
+        observation = environment.without_state(timestep.observation)
+        if trained_in.spec.model is not None:
+            packed = trained_in.pack(state)
+            observation = wrappers.with_part(observation, environment.STATE, packed)
+        seen = timestep._replace(observation=observation, metrics={})
+        seen = jax.tree.map(lambda x: jnp.asarray(x)[None], seen)
+        action, memory, _ = agent.act(self.policy.params, memory, seen, key[None], True)
+        return action[0], memory
 
 
 _LINES = np.array(
@@ -245,17 +281,20 @@ class Against:
     def spec(self) -> environment.EnvironmentSpec:
         """The game's, for one player, with the metrics of the outcome."""
         seats = tuple(f"{seat}/{name}" for seat in ("first", "second") for name in self.OUTCOMES)
-        shares = ("best_moves",) if hasattr(self.opponent, "best") else ()
+        shares = ("best_moves",) if hasattr(self.opponent, "best_actions") else ()
         return dataclasses.replace(
             self.game.spec, players=1, alternates=False, metrics=(*self.OUTCOMES, *seats, *shares)
         )
 
     def reset(self, key: jax.Array) -> tuple[AgainstState, types.TimeStep]:
-        reset_key, seat_key, key = jax.random.split(key, 3)
-        game, timestep = self.game.reset(reset_key)
+        key, seat_key = jax.random.split(key)
         is_first = jax.random.bernoulli(seat_key)
-        if self.seat is not None:
-            is_first = jnp.asarray(self.seat == 0)
+        return self.begin(key, is_first if self.seat is None else jnp.asarray(self.seat == 0))
+
+    def begin(self, key: jax.Array, is_first: jax.Array) -> tuple[AgainstState, types.TimeStep]:
+        """Returns the result of `reset` for a seat: whether the agent has the first move."""
+        reset_key, key = jax.random.split(key)
+        game, timestep = self.game.reset(reset_key)
         zero = jnp.zeros((), jnp.float32)
         memory = self.opponent.init(self.game)
         state = AgainstState(game, timestep, memory, key, is_first, zero, zero)
@@ -264,8 +303,8 @@ class Against:
         return state, types.restart(observation, self._metrics(state, zero))
 
     def step(self, state: AgainstState, action: jax.Array) -> tuple[AgainstState, types.TimeStep]:
-        if hasattr(self.opponent, "best"):
-            own = state.own + self.opponent.best(state.timestep)[action]
+        if hasattr(self.opponent, "best_actions"):
+            own = state.own + self.opponent.best_actions(state.timestep)[action]
             state = state._replace(own=own, moves=state.moves + 1.0)
         game, timestep = self.game.step(state.game, action)
         state = state._replace(game=game, timestep=timestep)
@@ -300,7 +339,7 @@ class Against:
                 f"{seat}/{name}": jnp.where(has_seat, values[name].astype(jnp.float32), jnp.nan)
                 for name in self.OUTCOMES
             }
-        if hasattr(self.opponent, "best"):
+        if hasattr(self.opponent, "best_actions"):
             values["best_moves"] = state.own / jnp.maximum(state.moves, 1.0)
         return values
 

@@ -18,8 +18,8 @@ from dm_env import specs
 from environments import adaptors, opponents, rendering
 from podracers import environment, errors, types
 
-_HIDDEN = ("kuhn_poker", "leduc_holdem")
-_MOVES_TWICE = ("backgammon", "leduc_holdem")  # one player may move twice in a row
+HIDDEN = ("kuhn_poker", "leduc_holdem")
+MOVES_TWICE = ("backgammon", "leduc_holdem")  # one player may move twice in a row
 _STONES = ("connect_four", "go_9x9", "go_19x19", "othello", "tic_tac_toe")  # planes 0 and 1
 
 
@@ -60,8 +60,8 @@ class Pgx(adaptors.Adaptor):
             observation={"observation": observation, environment.ACTION_MASK: mask},
             action=specs.DiscreteArray(mask.shape[0], name="action"),
             players=players,
-            alternates=players == 2 and self.name not in _MOVES_TWICE,
-            hidden=self.name in _HIDDEN,
+            alternates=players == 2 and self.name not in MOVES_TWICE,
+            hidden=self.name in HIDDEN,
         )
 
     @property

@@ -297,7 +297,6 @@ class Memory(Probe):
     length: int = 4
     num_cues = 2
     min_length = 2
-    memoryless_return = 0.0
 
     def observations(self) -> np.ndarray:
         """The two cues, `[2, 2]`: later observations do not determine the state."""

@@ -85,7 +85,7 @@ def check_agent(
         runners = [
             anakin.Anakin(agent, _RandomEnds(task), *sizes, num_devices=count) for count in (1, 2)
         ]
-        with leaks.refused(agent):  # before minutes of compilation; the runner reuses the trace
+        with leaks.refused(agent):  # compilation takes minutes; the runner reuses the trace
             runners[0].trace(0)
         states = [runner.init(0) for runner in runners]
         before = one = _floats(states[0].learner)

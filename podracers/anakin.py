@@ -146,8 +146,8 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
         agents = f" x {count} agents" if count > 1 else ""
         return [
             f"Anakin on {len(devices)} x {devices[0].device_kind}: {self.num_envs} environments"
-            f"{agents} x {self.rollout_length} steps = {self.steps_per_update} agent steps an update"
-            f"{members}",
+            f"{agents} x {self.rollout_length} steps = {self.steps_per_update} agent steps an "
+            f"update{members}",
             *device_memory.usage(self, devices),
         ]
 

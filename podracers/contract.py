@@ -129,22 +129,11 @@ def spec_faults(candidate: environment.Environment) -> list[str]:
             f"spec is a {errors.path_of(spec)}, not a podracers EnvironmentSpec (a Gym environment "
             "needs an adaptor: it steps on the host)"
         ]
+    if faults := _agents_faults(spec):
+        return faults
     faults = _metric_faults(spec.metrics)
-    if not isinstance(spec.num_agents, int) or spec.num_agents < 1:
-        return [f"spec.num_agents is {spec.num_agents!r}, expected 1, or more that act together"]
     if spec.players not in (1, 2):
         faults.append(f"spec.players is {spec.players}, supported are 1, and 2 that move in turn")
-    if spec.num_agents > 1 and spec.players == 2:
-        faults.append(f"spec.players is 2 and spec.num_agents is {spec.num_agents}: one must be 1")
-    if isinstance(spec.observation, dict) and environment.ACTIVE in spec.observation:
-        part = spec.observation[environment.ACTIVE]
-        if spec.num_agents == 1:
-            faults.append(
-                "spec.observation has the key 'active', reserved for agents that may be out: rename "
-                "it, or spec.num_agents must be more than 1"
-            )
-        elif isinstance(part, dict) or (part.shape, part.dtype) != ((), np.bool_):
-            faults.append(f"spec.observation['active'] must be bool[], not {part}")
     parts, _ = jax.tree.flatten_with_path(
         spec.observation, is_leaf=lambda node: not isinstance(node, dict)
     )
@@ -166,6 +155,26 @@ def spec_faults(candidate: environment.Environment) -> list[str]:
         if isinstance(mask, dict) or (mask.shape, mask.dtype) != (expected, np.bool_):
             faults.append(f"spec.observation['action_mask'] must be bool{[*expected]}, not {mask}")
     return faults
+
+
+def _agents_faults(spec: environment.EnvironmentSpec) -> list[str]:
+    """Returns the fault of the number of agents, or of the key `active` of observations."""
+    count, players = spec.num_agents, spec.players
+    if not isinstance(count, int) or count < 1:
+        return [f"spec.num_agents is {count!r}, expected 1, or more that act together"]
+    if count > 1 and players != 1:
+        return [f"spec.players is {players} and spec.num_agents is {count}: one of them must be 1"]
+    part = spec.observation.get(environment.ACTIVE) if isinstance(spec.observation, dict) else None
+    if part is None:
+        return []
+    if count == 1:
+        return [
+            "spec.observation has the key 'active', reserved for one of several agents that may be "
+            "out: rename it"
+        ]
+    if isinstance(part, dict) or (part.shape, part.dtype) != ((), np.bool_):
+        return [f"spec.observation['active'] must be bool[], not {part}"]
+    return []
 
 
 def _metric_faults(names: tuple[str, ...]) -> list[str]:

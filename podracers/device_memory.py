@@ -13,9 +13,7 @@ from podracers import errors, parallel
 def usage(runner: Any, devices: Sequence[jax.Device]) -> list[str]:
     """Returns lines on the memory of a device: of replay, and on accelerators of an update.
 
-    Args:
-      runner: a runner, whose state's `learner` is on each device, and the rest is split evenly.
-      devices: the devices that hold the state.
+    The `learner` of the runner's state is on each of the devices; the rest is split evenly.
 
     Raises:
       errors.UserError: the state with the observations of one rollout, or an update with its

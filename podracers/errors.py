@@ -82,10 +82,7 @@ def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None
 
     Numbers, strings, None, tuples, lists, dicts, classes and functions are checked; other objects
     fit any annotation except Python's own types. Dataclasses among the values are checked, too.
-
-    Args:
-      part: a dataclass; or a function, whose `arguments` are checked.
-      arguments: arguments of the function, by name: `locals()` where it begins.
+    `part` is a dataclass; or a function with its `arguments`, `locals()` where it begins.
     """
     part_type = type(part) if arguments is None else part
     try:
@@ -156,10 +153,7 @@ def _unwrapped(value: Any) -> Any:
 def refuse_bound(function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
     """Raises a `UserError` for an option of a configured part that its caller passes itself.
 
-    Args:
-      function: a part; options of a `functools.partial` are bound.
-      *arguments: positional arguments of the call.
-      **named: its other arguments.
+    Options of a `functools.partial` are bound; the call would have the other arguments given here.
     """
     if isinstance(function, functools.partial) and function.keywords:
         passed = inspect.signature(function.func).bind_partial(*arguments, **named).arguments

@@ -222,7 +222,11 @@ class Evaluator:
         if spec.num_agents > 1:
             env_id = spec.streams_of(env_id)
             _, act_keys = keys_of(key, env_id)
-        return reset_keys, act_keys, self.agent.init_actor(env_id, self.count * spec.num_agents, True)
+        return (
+            reset_keys,
+            act_keys,
+            self.agent.init_actor(env_id, self.count * spec.num_agents, True),
+        )
 
     def _act(self, params, actor_state, timestep, act_keys, time):
         """Returns the actions `[B]` of one step, and the actor state after it."""

@@ -48,7 +48,7 @@ def environment_faults(
     try:
         with stage(f"{num_steps} random steps of {NUM_STREAMS} streams"):
             before = contract.generators()
-            with made(candidate, env_id) as host:
+            with simulators(candidate, env_id) as host:
                 recording = record(host, candidate.spec, num_steps)
             _require_rules(candidate.spec, recording.timestep)
         try:
@@ -66,7 +66,7 @@ def environment_faults(
             ):
                 streams = candidate.spec.streams_of(np.arange(NUM_STREAMS)[rows])
                 expected = jax.tree.map(lambda leaf, rows=streams: leaf[:, rows], recording)
-                with made(again or candidate, env_id[rows]) as host:
+                with simulators(again or candidate, env_id[rows]) as host:
                     act = functools.partial(lambda actions, t, _: actions[t], expected.action)
                     repeated = _run(host, candidate.spec, num_steps, act)
                 if _bits(repeated) != _bits(expected):
@@ -85,7 +85,7 @@ def equal_actions(
     """
     recordings = []
     for seed in (0, 1):
-        with made(factory, np.arange(NUM_STREAMS, dtype=np.int32), seed) as host:
+        with simulators(factory, np.arange(NUM_STREAMS, dtype=np.int32), seed) as host:
             recordings.append(record(host, factory.spec, num_steps, shared=True))
     return recordings
 
@@ -101,7 +101,7 @@ def num_different(recordings: list[Recording]) -> int:
 
 
 @contextlib.contextmanager
-def made(
+def simulators(
     factory: environment.HostEnvironmentFactory, env_id: np.ndarray, seed: int = 0
 ) -> Iterator[environment.HostEnvironment]:
     """Makes environments, and closes them twice."""
@@ -185,7 +185,7 @@ def _require_picture(factory: Any, filmed: Any, timestep: types.TimeStep) -> Non
         if filmed is factory:
             image = factory.render(jax.tree.map(lambda leaf: leaf[-1, 0], timestep))
         else:
-            with made(filmed, np.arange(1, dtype=np.int32)) as host:
+            with simulators(filmed, np.arange(1, dtype=np.int32)) as host:
                 host.reset()
                 # pyrefly: ignore[missing-attribute]  # optional: `filmed()` has checked it
                 image = host.render()[0]

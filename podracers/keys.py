@@ -26,12 +26,9 @@ def learner(key: jax.Array) -> jax.Array:
 
 
 def streams(key: jax.Array, update: int = 0) -> jax.Array:
-    """Returns the key from which the keys of the streams are folded.
+    """Returns the key from which the keys of the streams that begin after `update` are folded.
 
-    Args:
-      key: the run's key.
-      update: number of updates after which the streams begin: simulators that restart with a
-        resumed run play other episodes.
+    Simulators that restart with a resumed run play other episodes.
     """
     if update == 0:
         return jax.random.fold_in(key, _STREAMS)

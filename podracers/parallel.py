@@ -28,18 +28,13 @@ _target = jax.make_user_context(None)
 def compiling_for(target: Sequence[jax.Device] | str) -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which programs are traced, and new runners made, for other devices.
 
-    Args:
-      target: devices, such as `jax.experimental.topologies` has; or only their platform.
+    The target is devices, such as `jax.experimental.topologies` has, or only their platform.
     """
     return _target(target if isinstance(target, str) else tuple(target))
 
 
 def devices(process: int | None = None) -> list[jax.Device]:
-    """Returns the devices that programs are compiled for.
-
-    Args:
-      process: index of their process; None for the devices of all processes.
-    """
+    """Returns the devices, of one process or of all, that programs are compiled for."""
     if isinstance(_target.value, tuple):
         return list(_target.value)
     return jax.devices() if process is None else jax.local_devices(process_index=process)
@@ -107,10 +102,7 @@ def check_leading_axis(memory: types.PyTree) -> types.PyTree:
 def placed(shapes: types.PyTree, mesh: jax.sharding.Mesh, layout: types.PyTree) -> types.PyTree:
     """Returns shapes with shardings, so that tracing with them and with arrays is one trace.
 
-    Args:
-      shapes: a pytree of `jax.ShapeDtypeStruct`.
-      mesh: the devices that hold the arrays.
-      layout: a prefix of `shapes`, of `PartitionSpec`.
+    The layout is a prefix of the shapes (`jax.ShapeDtypeStruct`), of `PartitionSpec` on the mesh.
     """
     shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), layout)
     shardings = jax.tree.broadcast(shardings, shapes)
@@ -153,10 +145,8 @@ def unequal_replicas(tree: types.PyTree) -> str | None:
     """Returns a line on replicated leaves whose copies differ between devices, or None.
 
     `shard_map` does not verify that outputs are equal on all devices. Each device reads its copy of
-    each leaf once; only a hash of 32 bits a leaf is sent.
-
-    Args:
-      tree: leaves; leaves that are not replicated over a mesh of `make_mesh` are left out.
+    each leaf once; only a hash of 32 bits a leaf is sent. Leaves that are not replicated over a
+    mesh of `make_mesh` are left out.
     """
     replicated = collections.defaultdict(list)  # paths and leaves by mesh
     for name, leaf in trees.leaves(tree).items():

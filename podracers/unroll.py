@@ -31,7 +31,7 @@ class BatchState(NamedTuple):
 
 
 def to_streams(spec: environment_lib.EnvironmentSpec, tree: types.PyTree) -> types.PyTree:
-    """Returns the leaves `[B, ...]` of time steps `[E, ...]`, or `[E, A, ...]` of several agents."""
+    """Returns the leaves `[B, ...]` of time steps `[E, ...]`, or `[E, A, ...]` of some agents."""
     if spec.num_agents == 1:
         return tree
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)

@@ -3,9 +3,9 @@ r"""Compares runners on one experiment, over seeds: curves by step and by second
   podracers-compare --gin_file gin/experiments/snake_ppo.gin \
       --runners anakin sebulba --seeds 3
 
-trains every runner with every seed (`scripts/train.py`, each in its own process), then
-writes comparison.png and comparison.json beside the runs, and prints a table. The same command
-continues after it was stopped, and trains no run twice.
+trains every runner with every seed (`scripts/train.py`, each in its own process), then writes
+comparison.png beside the runs, and prints a table of their summaries. The same command continues
+after it was stopped, and trains no run twice.
 
 A runner is a file of gin/runners, by name or by path; it is read after the experiment's files.
 `LABEL=NAME` gives it another name, so that a runner can be compared with itself. Files and bindings
@@ -18,10 +18,8 @@ of one runner follow its label and a colon, and are read last:
 import argparse
 import collections
 import functools
-import json
 import pathlib
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +27,7 @@ import numpy as np
 
 from podracers import errors
 from podracers.commands import command_line
-from podracers.scripts.results import aggregates, curves, markdown, plotting, training_process
+from podracers.scripts.results import aggregates, curves, plotting, training_process
 
 Runners = Mapping[str, Sequence[training_process.Run]]  # finished runs by label
 _METRIC = "episode/return"
@@ -47,12 +45,13 @@ def main() -> int:
     runners: dict[str, list[training_process.Run]] = {}
     for run in runs:
         runners.setdefault(run.label, []).append(run)
-    chosen = {name: value for name, value in vars(options).items() if value}
-    columns = write(runners, chosen, output / "comparison.json")
     page = plotting.page([panel(runners)], _METRIC, plotting.COLUMNS)
     plotting.save(page, output / "comparison.png")
-    print(table(columns))
-    print(f"{output / 'comparison.png'}\n{output / 'comparison.json'}")
+    summaries = {
+        label: [run.directory.read_summary() for run in group] for label, group in runners.items()
+    }
+    print(table({label: numbers(group) for label, group in summaries.items()}))
+    print(output / "comparison.png")
     return 0
 
 
@@ -133,25 +132,6 @@ def panel(runners: Runners) -> plotting.Panel:
     title = " and ".join(dict.fromkeys(run.environment for run in runs))
     drawn = {name: points for name, points in seeds.items() if points}
     return plotting.Panel(title, drawn, curves.levels(runs))
-
-
-def write(
-    runners: Runners, options: Mapping[str, Any], path: pathlib.Path
-) -> dict[str, dict[str, float | None]]:
-    """Writes all numbers and summaries as JSON, and returns the numbers by runner."""
-    columns, runs = {}, []
-    for label, group in runners.items():
-        summaries = [run.directory.read_summary() for run in group]
-        columns[label] = numbers(summaries)
-        for run, summary in zip(group, summaries):
-            entry = {"runner": label, "seed": run.seed, "run_dir": str(run.directory.path)}
-            words = ["scripts/train.py", *run.arguments, "--run_dir", entry["run_dir"]]
-            runs.append(entry | {"command": shlex.join(["python", *words]), "summary": summary})
-    provenance = ("commit", "versions", "device", "platform", "host_cores", "cpu")
-    shared = {name: runs[0]["summary"].get(name) for name in provenance}  # see each run's summary
-    values = {"options": dict(options), **shared, "runners": columns, "runs": runs}
-    markdown.write(path, json.dumps(values, indent=1) + "\n")
-    return columns
 
 
 command = functools.partial(command_line.run, main)

@@ -44,12 +44,13 @@ def update(root: pathlib.Path = ROOT, write: bool = True) -> list[pathlib.Path]:
     rule_files = sorted((generated / "rules").glob("*.json"))
     of_rules, evaluations = docs / "meta_learning.md", {x.stem: rules.read(x) for x in rule_files}
     rule_tables = {name: rules.table(evaluation) for name, evaluation in evaluations.items()}
+    peers = records.read(generated / "benchmarks" / "peers.json").results["peers"].rows
+    speeds = "".join(records.tables(row for row in peers if row.measure == "speed"))
     pages = {
         generated / "results.md": tables.page(rows, names),
         generated / "benchmarks.md": records.page(generated / "benchmarks"),
         readme: markdown.fill(
-            markdown.read(readme),
-            {"readme": tables.headlines(rows), "speed": _speeds(generated / "benchmarks")},
+            markdown.read(readme), {"readme": tables.headlines(rows), "speed": speeds}
         ),
         of_rules: markdown.fill(markdown.read(of_rules), rule_tables),
     }
@@ -61,11 +62,6 @@ def update(root: pathlib.Path = ROOT, write: bool = True) -> list[pathlib.Path]:
         else:
             plotting.draw(path, pictures[path])
     return stale
-
-
-def _speeds(folder: pathlib.Path) -> str:
-    peers = records.read(folder / "peers.json").results["peers"]
-    return "".join(records.tables(row for row in peers.rows if row.measure == "speed"))
 
 
 if __name__ == "__main__":

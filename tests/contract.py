@@ -16,7 +16,6 @@ from agents.networks import cores, encoders, heads
 from agents.networks import muzero as muzero_networks
 from agents.networks import sac as sac_networks
 from agents.search import tree_search
-from environments import probes
 from podracers import agent as agent_lib
 from podracers import anakin, environment, metrics, runner, sebulba, types
 from tests import streams
@@ -112,9 +111,6 @@ _R2D2 = functools.partial(
     normalize_observations=True,
 )
 
-_AGENTS = {"wrapper": lambda _: probes.TwoAgents()}
-_AGENTS_REPLAY = _AGENTS | {"replay_capacity": 400}
-
 # Together the agents of one algorithm cover every kind of action and of memory.
 AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]] = {
     "ppo": lambda: _PPO(tiny_network()),
@@ -199,20 +195,6 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
         unroll_steps=2,
         **SEARCH,
         **_PRIORITIES,
-    ),
-    # Several agents in one environment, one of which may go out early.
-    "ppo_agents": lambda: _PPO(tiny_network(cores.GRU(8)), **_AGENTS),
-    "impala_agents": lambda: _IMPALA(tiny_network(), **_AGENTS),
-    "vmpo_agents": lambda: _VMPO(tiny_network(), **_AGENTS),
-    "pqn_agents": lambda: _PQN(_tiny_q_network(encoder=_NORM_MLP, frame_stack=3), **_AGENTS),
-    "dqn_agents": lambda: _DQN(_tiny_q_network(), n_step=3, **_AGENTS_REPLAY),
-    "r2d2_agents": lambda: _R2D2(_tiny_q_network(core=cores.LSTM(8)), **_AGENTS_REPLAY),
-    "sac_agents": lambda: _SAC(_tiny_sac_network, **_AGENTS_REPLAY),
-    "muzero_agents": lambda: case(
-        muzero.MuZero,
-        tiny_network(make=muzero_networks.model, latent_size=8, hidden_sizes=(8,)),
-        unroll_steps=2,
-        **SEARCH | _AGENTS_REPLAY,
     ),
 }
 

@@ -28,13 +28,14 @@ class RandomEpisodes:
 
     The observation is drawn at random and moved by the action; with `masked` it is a dict, and one
     value of each (part of the) action, drawn at random, is illegal. With `reports` its metrics are
-    the return and the length so far.
+    the return and the length so far. With two players, the turn passes after most moves.
     """
 
     end: float = 0.3  # probability that a step is the last one
     actions: str = "discrete"  # (3 values), "multi_discrete" (2 and 3 values) or "continuous" (2)
     masked: bool = False
     reports: bool = False
+    players: int = 1
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
@@ -51,7 +52,9 @@ class RandomEpisodes:
                 environment.ACTION_MASK: specs.Array(shape, np.bool_),
             }
         metrics = ("total", "steps") if self.reports else ()
-        return environment.EnvironmentSpec("RandomEpisodes", observation, action, metrics=metrics)
+        return environment.EnvironmentSpec(
+            "RandomEpisodes", observation, action, metrics=metrics, players=self.players
+        )
 
     def reset(self, key):
         key, place_key = jax.random.split(key)
@@ -69,7 +72,8 @@ class RandomEpisodes:
         terminated = last & jax.random.bernoulli(end_key)
         state = State(state.key, state.time + 1, place, state.total + reward)
         numbers = reward, terminated, last, self._report(state)
-        return state, types.transition(self._observe(state), *numbers)
+        passes = self.players == 2 and jax.random.bernoulli(jax.random.fold_in(end_key, 1), 0.7)
+        return state, types.transition(self._observe(state), *numbers, passes=passes)
 
     def _report(self, state):
         return {"total": state.total, "steps": state.time} if self.reports else {}
@@ -110,6 +114,11 @@ class Privileged:
     def _split(self, state, timestep):
         parts = {"state": timestep.observation[:2], "privileged_state": timestep.observation}
         return state, timestep._replace(observation=parts)
+
+
+def evaluate(function: Any, *inputs: Any) -> Any:
+    """Returns the outputs of one compiled program, in NumPy: eager operations compile apart."""
+    return jax.device_get(jax.jit(function)(*inputs))
 
 
 def to_numpy(tree: Any) -> Any:

@@ -124,6 +124,7 @@ def test_a_run_whose_devices_differ_ends(make, new, update, tmp_path):
         run.train(settings, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_the_agent_of_the_page_passes_the_check():
     agent_contract.check_agent(_actor_critic(), catch.Catch())
 

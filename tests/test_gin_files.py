@@ -71,7 +71,7 @@ def _files(*folders):
 def _require_extras(path):
     """Skips if the file needs an optional package or driver that is not installed."""
     text = (ROOT / path).read_text()
-    extras = "brax|craftax|gymnax|jaxmarl|playground|xminigrid"
+    extras = "brax|craftax|gymnax|jaxmarl|pgx|playground|xminigrid"
     for module in re.findall(f"^from environments import ({extras})", text, re.M):
         pytest.importorskip("mujoco_playground" if module == "playground" else module)
     drivers = pathlib.Path("/usr/share/glvnd/egl_vendor.d")
@@ -93,17 +93,8 @@ def _load_small(path, *bindings):
     return experiment.load(files, bindings)
 
 
-# The first experiment of each environment; `make check` builds all of them.
-FIRST = {path.id.partition("_")[0]: path.id for path in reversed(_files("experiments"))}
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(*x.values, id=x.id, marks=[pytest.mark.slow] * (x.id not in FIRST.values()))
-        for x in _files("experiments")
-    ],
-)
+@pytest.mark.slow  # `make check` has it
+@pytest.mark.parametrize("path", _files("experiments"))
 def test_experiments_can_be_built(path):
     """And the network fits the observations."""
     _require_extras(path)

@@ -37,7 +37,7 @@ LAYERS = {
 
 _IMPORT_ALL = """
 import importlib, pkgutil, sys
-optional = {"gymnax", "brax", "craftax"}
+optional = {"gymnax", "brax", "craftax", "pgx"}
 for name in ("podracers", "agents", "environments"):
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(package.__path__, name + "."):

@@ -80,19 +80,6 @@ MUON = "PPO.optimizer = @optax.contrib.muon"
 N_STEP = "Experiment.agent = @my_ppo.PPONStep"
 
 
-def test_a_variant_of_an_agent_with_another_optimizer_takes_updates():
-    bindings = [MUON, N_STEP, "RUNNER = @sebulba.Sebulba"]
-    bindings += ["NUM_ENVS = 8", "ROLLOUT_LENGTH = 8", "PPO.num_minibatches = 2"]
-    settings = experiment.load(["my_ppo.gin", "gin/runners.gin"], bindings)
-    runner = settings.build().runner
-    state = runner.init(0)
-    state, report = runner.step(state, 2)
-    runner.close()
-    means = metrics.summarize(jax.device_get(report.means), [])
-    assert np.isfinite(means["loss/total"])
-    assert "policy/clip_fraction" in means
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "bindings"),

@@ -23,8 +23,8 @@ class Lives(NamedTuple):
 
     def optimum(self, family: tasks.TaskFamily) -> np.ndarray:
         """Returns the highest expected return in the task of each lifetime, `[L]`."""
-        each = (jax.tree.map(lambda x, n=n: x[n], self.params) for n in range(len(self.task)))
-        return np.array([family.optimal_return(params) for params in each])
+        lives = (jax.tree.map(lambda x, n=n: x[n], self.params) for n in range(len(self.task)))
+        return np.array([family.optimal_return(params) for params in lives])
 
 
 class _Carry(NamedTuple):

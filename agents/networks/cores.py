@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from agents.networks import layers
 from podracers import errors, types
 
-_MAX_RADIUS, _MAX_PHASE = 0.999, math.pi / 10.0  # of an LRU's initial eigenvalues
+_MAX_RADIUS, _MAX_PHASE = 0.999, math.pi / 10.0  # bounds of an LRU's initial eigenvalues
 
 
 def _reset(state: types.PyTree, first: jax.Array) -> types.PyTree:

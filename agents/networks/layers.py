@@ -86,7 +86,7 @@ class NoisyDense(nn.Module):
         num_inputs = inputs.shape[-1]
         make = functools.partial(Dense, self.features, num_cells=self.num_cells)
         mean = make(self.scale, name="mean")(inputs)
-        constant = 0.5 / math.sqrt(num_inputs / self.num_cells)  # as published
+        constant = 0.5 / math.sqrt(num_inputs / self.num_cells)  # the published one
         deviation = make(constant=constant, name="deviation")
         if key is None:
             if self.is_initializing():

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from podracers import parallel, types
 
-NAME = "value_statistics"  # among the parameters of a network
+NAME = "value_statistics"  # key of a network's parameters
 _MIN_STD, _MAX_STD = 1e-4, 1e6
 _PRECISION = 1e-3  # smallest standard deviation, in units of the root of the mean square
 

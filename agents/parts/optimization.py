@@ -56,15 +56,15 @@ class Optimizer:
     max_grad_norm: float | None = None
 
     @classmethod
-    def of(cls, agent: options.Optimized, own: optax.GradientTransformation) -> "Optimizer":
-        """Returns the optimizer that an agent's options ask for; `own` is that of the algorithm."""
+    def of(cls, agent: options.Optimized, base: optax.GradientTransformation) -> "Optimizer":
+        """Returns the optimizer that an agent's options ask for; `base` is the algorithm's own."""
         if callable(agent.optimizer):
             descent = options.make(agent, "optimizer", learning_rate=1.0)
             # Optimizers of optax descend; `gradient_step` subtracts.
-            parts: dict[Any, Any] = {True: optax.chain(descent, optax.scale(-1.0)), False: own}
+            parts: dict[Any, Any] = {True: optax.chain(descent, optax.scale(-1.0)), False: base}
             is_all = agent._is_weight is True
-            own = parts[True] if is_all else optax.partition(parts, agent._is_weight)
-        return cls(own, agent.learning_rate, agent.anneal_steps, agent.max_grad_norm)
+            base = parts[True] if is_all else optax.partition(parts, agent._is_weight)
+        return cls(base, agent.learning_rate, agent.anneal_steps, agent.max_grad_norm)
 
     @functools.cached_property
     def chain(self) -> optax.GradientTransformation:

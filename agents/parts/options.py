@@ -228,7 +228,9 @@ def require_feedforward(agent: Any, network: Any) -> None:
 def require_one_player(agent: Any, cause: str) -> None:
     """Raises a `UserError` with the cause if the environment of an agent is a game of two."""
     if agent.spec.players != 1:
-        raise errors.UserError(f"{type(agent).__name__}: {agent.spec.name} has two players: {cause}")
+        raise errors.UserError(
+            f"{type(agent).__name__}: {agent.spec.name} has two players: {cause}"
+        )
 
 
 def require_discrete(agent: Any) -> None:

@@ -209,10 +209,10 @@ class Replay:
         A mean that is no whole number is spread evenly over rollouts, in integer arithmetic.
         `memory` has the rollout, and `update` is the number of rollouts before it.
         """
-        each = self.mean_gradient_steps(rollout.timestep.reward[1:].size * parallel.axis_size())
-        whole, rest = divmod(each.numerator, each.denominator)
-        phase = update % each.denominator
-        steps = whole + (phase + 1) * rest // each.denominator - phase * rest // each.denominator
+        mean = self.mean_gradient_steps(rollout.timestep.reward[1:].size * parallel.axis_size())
+        whole, rest = divmod(mean.numerator, mean.denominator)
+        phase = update % mean.denominator
+        steps = whole + (phase + 1) * rest // mean.denominator - phase * rest // mean.denominator
         streams = ring_buffer.num_streams(memory.ring) * parallel.axis_size()
         enough = self.size(memory) >= -(-self.min_size // streams)
         return jnp.where(enough & self.ready(memory), steps, 0)
@@ -220,16 +220,16 @@ class Replay:
     def mean_gradient_steps(self, agent_steps: int) -> fractions.Fraction:
         """Returns the mean number of gradient steps for `agent_steps` steps of an update."""
         learnt = self.batch_size * self.learnt_states
-        each = fractions.Fraction(self.replay_ratio) * agent_steps / learnt
+        mean = fractions.Fraction(self.replay_ratio) * agent_steps / learnt
         # A denominator whose products in `num_gradient_steps` are exact in int32.
-        each = each.limit_denominator(30_000)
-        if not 0 < each <= errors.INT32_MAX:
-            number = "too many gradient steps" if each else "never a gradient step"
+        mean = mean.limit_denominator(30_000)
+        if not 0 < mean <= errors.INT32_MAX:
+            number = "too many gradient steps" if mean else "never a gradient step"
             raise errors.UserError(
                 f"replay_ratio = {self.replay_ratio}: with rollouts of {agent_steps} agent steps "
                 f"there would be {number}"
             )
-        return each
+        return mean
 
     def check_run(
         self, agent: options.Optimized, num_envs: int, rollout_length: int, num_updates: int
@@ -241,9 +241,9 @@ class Replay:
         name, collected = type(agent).__name__, num_envs * rollout_length
         steps = max(self.sequence_length, -(-self.min_size // num_envs))  # agent steps of a stream
         filled = -(-steps // rollout_length)  # updates
-        each = self.mean_gradient_steps(collected)
+        mean = self.mean_gradient_steps(collected)
         # `floor(each * n)` gradient steps would follow `n` updates, without a wait.
-        due = math.ceil((math.floor(each * (filled - 1)) + 1) / each)
+        due = math.ceil((math.floor(mean * (filled - 1)) + 1) / mean)
         begin = collected * max(filled, due)  # agent steps before the first gradient step
         for option, value, least in (
             ("Experiment.total_steps", num_updates * collected, begin),
@@ -319,19 +319,19 @@ class Replay:
         `importance_exponent` is that of the importance weights; 1 corrects fully for priorities.
         """
         shards, local = self._deal(ring_buffer.num_streams(memory.ring))
-        each = self.batch_size // parallel.axis_size() // shards  # sequences of a shard
+        per_shard = self.batch_size // parallel.axis_size() // shards  # sequences of a shard
         number = parallel.axis_index() * shards + jnp.arange(shards)  # [S] over all devices
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, number)
-        keys = jax.vmap(lambda k: jax.random.split(k, (2, each)), out_axes=1)(keys)
+        keys = jax.vmap(lambda k: jax.random.split(k, (2, per_shard)), out_axes=1)(keys)
         draw_keys, sample_keys = keys.reshape(2, -1)  # [N] each, shard after shard
-        shard = jnp.repeat(jnp.arange(shards), each)  # [N]
+        shard = jnp.repeat(jnp.arange(shards), per_shard)  # [N]
         if self.priority_exponent:
             index, probability = sum_tree.draw(memory.priorities, shard, draw_keys)
             count = self._starts(memory)[1].astype(jnp.float32)
             weight = (count * (probability * local)) ** -importance_exponent
             # Weights of at most 1 in the global batch.
             weight /= jax.lax.pmax(jnp.max(weight), parallel.AXIS)
-            item = Item(shard * local + index % local, index // local)  # as in `_set`
+            item = Item(shard * local + index % local, index // local)  # `_set` does the same
         else:
             item = jax.vmap(lambda s, k: self._uniform(memory, s, local, k))(shard, draw_keys)
             weight = jnp.ones(shard.shape)

@@ -106,7 +106,7 @@ class Search:
             "max_depth": self.max_depth,
         }
         if self.kind == "gumbel":
-            found = mctx.gumbel_muzero_policy(
+            output = mctx.gumbel_muzero_policy(
                 **shared,
                 gumbel_scale=temperature,
                 qtransform=self._completed_values,
@@ -114,15 +114,15 @@ class Search:
                 max_num_considered_actions=min(_MAX_CONSIDERED_ACTIONS, invalid.shape[-1]),
             )
         else:
-            found = mctx.muzero_policy(
+            output = mctx.muzero_policy(
                 **shared,
                 temperature=temperature,
                 qtransform=self._values,
                 dirichlet_alpha=self.dirichlet_alpha,
                 dirichlet_fraction=jnp.where(temperature > 0.0, self.dirichlet_fraction, 0.0),
             )
-        policy = jnp.where(invalid > 0.0, 0.0, found.action_weights)
-        return Plan(found.action, policy, _root_value(found))
+        policy = jnp.where(invalid > 0.0, 0.0, output.action_weights)
+        return Plan(output.action, policy, _root_value(output))
 
     def _completed_values(self, tree: mctx.Tree, node: jax.Array) -> jax.Array:
         """Returns the scaled values `[A]` of a node's actions for "gumbel"."""
@@ -153,14 +153,14 @@ class Search:
         return low, jnp.maximum(high - low, self.min_value_range)
 
 
-def _root_value(found: mctx.PolicyOutput) -> jax.Array:
+def _root_value(output: mctx.PolicyOutput) -> jax.Array:
     """Returns the root's value `[B]` under the improved policy.
 
     The mean of all simulations would be the value of exploration: "gumbel" visits good and bad
     actions alike.
     """
-    summary = found.search_tree.summary()
-    weight = jnp.where(summary.visit_counts > 0, found.action_weights, 0.0)
+    summary = output.search_tree.summary()
+    weight = jnp.where(summary.visit_counts > 0, output.action_weights, 0.0)
     total = jnp.sum(weight, axis=-1)
     mean = jnp.sum(weight * summary.qvalues, axis=-1) / jnp.maximum(total, 1e-6)
     return jnp.where(total > 1e-6, mean, summary.value)

@@ -16,12 +16,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from environments import adaptors, episode_metrics
+from environments import adaptors, episode_metrics, opponents, pgx
 from environments.envpool import families, scratch, spaces
 from podracers import environment, errors, types
 
 _LOGGER = logging.getLogger(__name__)
 _STEP = ("reward", "done", "trunc", "elapsed_step")
+_PLAYERS = ("info:current_player", "info:env_id", "info:players.env_id", "info:players.id")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,6 +35,8 @@ class EnvPool:
     - A multi-discrete action whose mask covers the joint choice becomes one flat discrete action.
     - The time limit truncates, unless the task ends by its own rules on the same step (`families`
       has the exceptions).
+    - Games of two players keep the rules of `environments.pgx`, whose games they are, and whose
+      package their evaluations need.
 
     Attributes:
       task_id: EnvPool id, such as `Pong-v5`, `Hopper-v4` or `Jumanji/Snake-v1`.
@@ -46,6 +49,8 @@ class EnvPool:
       metrics: entries of `info` to report for each episode (rule S6), with a reduction over
         EnvPool's steps: "last", "max", "mean" or "sum", such as `{'x_velocity': 'mean'}`. They are
         added to those of the family, such as `success` (`families.Family.metrics`).
+      opponent: of a game of two players, `opponent()` returns the player of evaluations; see
+        `environments.opponents`.
     """
 
     task_id: str
@@ -54,6 +59,7 @@ class EnvPool:
     action_repeat: int = 1
     observation_keys: Sequence[str] | None = None
     metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    opponent: Callable[..., opponents.Opponent] = opponents.Random
 
     def __post_init__(self):
         errors.require_types(self)
@@ -64,13 +70,25 @@ class EnvPool:
     def spec(self) -> environment.EnvironmentSpec:
         """The shapes of one environment; no simulator is started."""
         limit = self._task.limit
+        players = self._task.pool_spec.config.max_num_players
+        name, _ = families.GAMES.get(self.task_id, ("", {}))
         return environment.EnvironmentSpec(
             self.task_id,
             jax.tree.map(lambda leaf: leaf.spec, self._observation),
             self._actions.spec,
             -(-limit // self.action_repeat) if limit < families.NO_LIMIT else None,
             metrics=tuple(self._reductions),
+            players=players,
+            alternates=players == 2 and name not in pgx.MOVES_TWICE,
+            hidden=name in pgx.HIDDEN,
         )
+
+    @property
+    def evaluation_environment(self) -> environment.Environment:
+        """Games against `opponent`, in JAX; absent for one player, and for Chinese rules of Go."""
+        if self.task_id not in families.GAMES:
+            raise AttributeError(f"Pgx has no {self.task_id}")
+        return pgx.Pgx(*families.GAMES[self.task_id], self.opponent).evaluation_environment
 
     @property
     def jax_twin(self) -> str | None:
@@ -164,10 +182,14 @@ class EnvPoolEnvironment:
         self._last = np.zeros(self.num_envs, bool)  # streams whose latest time step was LAST
         self._cut = np.zeros(self.num_envs, bool)  # the adaptor ended the episode
         self._action = np.empty(0)  # actions of the current step, in EnvPool's format
+        self._mover = np.zeros(self.num_envs, np.int32)  # of two players, who is to move
+        self._passes = np.zeros(self.num_envs, bool)  # the latest step passed the turn
         self._metrics = episode_metrics.EpisodeMetrics(factory._reductions, self.num_envs)
         self._infos = {name: f"info:{name}" for name in factory._reductions}
         parts = [leaf.key for leaf in jax.tree.leaves(factory._observation)]
         keys = {*_STEP, *self._task.family.evidence, *parts, *self._infos.values()}
+        if factory.spec.players == 2:
+            keys |= {*_PLAYERS}
         self._index = {key: i for i, key in enumerate(pool._state_keys) if key in keys}
 
     def reset(self) -> types.TimeStep[np.ndarray]:
@@ -231,7 +253,25 @@ class EnvPoolEnvironment:
         """Returns new arrays of the required entries, by EnvPool's names."""
         # The public `recv` also creates unused arrays, such as Atari's memory.
         arrays = self._pool._recv()
-        return {key: arrays[i] for key, i in self._index.items()}
+        state = {key: arrays[i] for key, i in self._index.items()}
+        if self._factory.spec.players == 2:
+            state = self._of_players(state)
+        return state
+
+    def _of_players(self, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns arrays `[B, ...]` from those of games, some of which have a row a player.
+
+        They are the observation of the player to move, and the reward of the player who moved.
+        """
+        # EnvPool returns games in the order in which they were stepped.
+        order = np.argsort(state.pop("info:env_id"))
+        state = {key: x[order] if len(x) == len(order) else x for key, x in state.items()}
+        rows = np.lexsort((state.pop("info:players.id"), state.pop("info:players.env_id")))
+        mover, self._mover = self._mover, state["info:current_player"]
+        for key, player in (("obs", self._mover), ("reward", mover)):
+            state[key] = state[key][rows[2 * self._rows + player]]
+        self._passes = self._mover != mover
+        return state
 
     def _time_step(self, state: dict[str, np.ndarray]) -> types.TimeStep[np.ndarray]:
         first = self._last
@@ -239,11 +279,12 @@ class EnvPoolEnvironment:
         last = self._ended(state) & ~first
         self._last, self._cut = last, last & ~state["done"]
         step_type = np.where(last, types.LAST, types.MID)
+        sign = np.where(self._passes, -1.0, 1.0)
         return types.TimeStep(
             observation=jax.tree.map(lambda leaf: leaf.read(state), self._factory._observation),
             # Some families report a reward of the reset.
             reward=np.where(first, 0.0, state["reward"]).astype(np.float32),
-            discount=1.0 - terminated.astype(np.float32),
+            discount=np.where(terminated, 0.0, np.where(first, 1.0, sign)).astype(np.float32),
             step_type=np.where(first, types.FIRST, step_type).astype(np.int8),
             metrics=self._metrics.read(),
         )

@@ -111,6 +111,24 @@ FAMILIES = {
 }
 
 
+# The game of Pgx, and its options, that games of two players implement.
+GAMES: dict[str, tuple[str, dict[str, int]]] = {
+    "AnimalShogi-v1": ("animal_shogi", {}),
+    "Backgammon-v1": ("backgammon", {}),
+    "Chess-v1": ("chess", {}),
+    "ConnectFour-v1": ("connect_four", {}),
+    "GardnerChess-v1": ("gardner_chess", {}),
+    "Go13x13-v1": ("go_9x9", {"size": 13}),
+    "Go19x19-v1": ("go_19x19", {}),
+    "Go9x9-v1": ("go_9x9", {}),
+    "Hex-v1": ("hex", {}),
+    "KuhnPoker-v1": ("kuhn_poker", {}),
+    "LeducHoldem-v1": ("leduc_holdem", {}),
+    "Othello-v1": ("othello", {}),
+    "Shogi-v1": ("shogi", {}),
+    "TicTacToe-v1": ("tic_tac_toe", {}),
+}
+
 _RELEASE = [*map(int, re.findall(r"\d+", importlib.metadata.version("envpool")))]
 # Jumanji's tasks that EnvPool before 1.2.7 starts from one problem, whatever the seed.
 ONE_PROBLEM = frozenset(
@@ -192,10 +210,16 @@ def load(
     elif limit < NO_LIMIT:
         options["max_episode_steps"] = limit + (family.clock is Clock.LATE) * family.spare
     pool_spec = _pool_spec(task_id, options, known)
-    if pool_spec.config.max_num_players != 1:
+    players = pool_spec.config.max_num_players
+    if players > 2 or (players == 2 and "info:current_player" not in pool_spec.state_array_spec):
         raise errors.UserError(
-            f"EnvPool's {task_id} has {pool_spec.config.max_num_players} players: expected a task "
-            "for one"
+            f"EnvPool's {task_id} has {players} players: expected a task for one, or for two that "
+            "move in turn"
+        )
+    if players == 2 and (limit < NO_LIMIT or action_repeat > 1):
+        raise errors.UserError(
+            f"EnvPool's {task_id} is a game of two players: expected no max_episode_steps, and "
+            "action_repeat = 1"
         )
     return Task(family, options, limit, clock_limit, pool_spec)
 

@@ -13,7 +13,8 @@ from dm_env import specs
 from environments import adaptors
 from podracers import environment, errors, types
 
-_PLAYERS = -1  # EnvPool's marker of the axis of players, which has size 1
+_PLAYERS = -1  # EnvPool's marker of the axis of players
+_LEGAL = "info:legal_action_mask"  # of board and card games
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,12 @@ def observation(
     if keys is not None:
         tree = _select(task_id, tree, keys)
     elif len(tree) == 1 and isinstance(next(iter(tree.values())), Leaf):
-        return next(iter(tree.values()))
+        part = next(iter(tree.values()))
+        if _LEGAL not in pool_spec.state_array_spec:
+            return part
+        shape = environment.legal_values(codec.spec).shape
+        mask = Leaf(_LEGAL, specs.Array(shape, bool, environment.ACTION_MASK), is_mask=True)
+        return {"observation": part, environment.ACTION_MASK: mask}
     return tree
 
 

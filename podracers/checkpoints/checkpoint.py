@@ -18,7 +18,6 @@ import json
 import logging
 import math
 import os
-import pathlib
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -36,7 +35,6 @@ from podracers.checkpoints import integrity, storage
 from podracers.hosts import peers, processes
 
 _LOGGER = logging.getLogger(__name__)
-_LOGS: list[pathlib.Path] = []  # files of the runs in this process, for orbax's warnings
 
 _TIMEOUT = 3600  # seconds in which all processes have to write their part
 _METADATA = "metadata/metadata"
@@ -46,16 +44,11 @@ _SCORE = "score.json"  # written by an evaluation after the commit
 class Checkpointer:
     """Saves, keeps and restores the checkpoints of one run.
 
-    Only the main thread calls it. Several processes make the same calls in the same order.
-
-    Args:
-      directory: folder of the checkpoints, on a disk or in a bucket, that all processes see; it is
-        made if it does not exist.
-      keep_latest: number of the newest checkpoints to keep.
-      keep_best: number of checkpoints with the highest scores to keep in addition.
-      read_only: write nothing, and keep partial checkpoints of other processes: for evaluation.
-      replay: save replay, and refuse checkpoints without it.
-      log: file that receives orbax's warnings; it is made with the first one.
+    Only the main thread calls it. Several processes make the same calls in the same order, and all
+    see `directory`, which is on a disk or in a bucket, and is made if it does not exist.
+    `keep_best` counts checkpoints with the highest scores, in addition to the latest. With
+    `read_only`, for evaluation, nothing is written, and partial checkpoints of other processes are
+    kept. Without `replay` it is not saved; with it, checkpoints without replay are refused.
     """
 
     def __init__(
@@ -65,7 +58,6 @@ class Checkpointer:
         keep_best: int = 1,
         read_only: bool = False,
         replay: bool = True,
-        log: pathlib.Path | None = None,
     ):
         self._directory = storage.path(directory)
         self._keep_latest, self._keep_best = keep_latest, keep_best
@@ -88,10 +80,7 @@ class Checkpointer:
         self._arrays = ocp.StandardCheckpointHandler(multiprocessing_options=self._processes)
         # Unlike the handler for standard trees it accepts placeholders.
         self._reader = ocp.PyTreeCheckpointHandler(multiprocessing_options=self._processes)
-        self._log = log
         _silence_orbax()
-        if log:
-            _LOGS.append(log)
         if not read_only:
             commit_file = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
             self._writer = ocp.AsyncCheckpointer(
@@ -127,13 +116,9 @@ class Checkpointer:
         written without an error may still lack its arrays. The step that was saved or restored last
         is not saved again; a new score of it is saved.
 
-        Args:
-          step: the name of the checkpoint.
-          state: arrays, typed keys and Python numbers.
-          params: the parameters that `score` belongs to.
-          metadata: the run's `update` (of which `step` is a multiple), `clock` and fixed settings,
-            as JSON can hold them.
-          score: higher is better; None or not finite if there is none.
+        `state` has arrays, typed keys and Python numbers; `params` are those that `score` belongs
+        to, where higher is better. `metadata` has the run's `update` (of which `step` is a
+        multiple), `clock` and fixed settings, as JSON can hold them.
 
         Raises:
           errors.RunFailure: this or the previous checkpoint could not be written, the first
@@ -244,6 +229,7 @@ class Checkpointer:
         best: bool = False,
         check: Callable[[int, Mapping[str, Any]], None] = lambda step, metadata: None,
         selects: Callable[[str], bool] = lambda name: True,
+        only: int | None = None,
     ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
         """Restores the newest checkpoint that is not damaged, and renames damaged ones.
 
@@ -255,6 +241,7 @@ class Checkpointer:
           best: take the highest score instead of the newest; the newest if there is no score.
           check: called with step and metadata before the arrays are compared and read.
           selects: whether a leaf, by its name, is read where `template` is None; else it is `...`.
+          only: take the checkpoint of this step, not the newest.
 
         Returns:
           `(step, item, metadata)`, or None if there is no checkpoint. The item has the
@@ -268,7 +255,10 @@ class Checkpointer:
         self.wait()
         ranked = processes.on_lead(lambda: [*self._scores()]) if best else []
         damaged: dict[int, str] = {}
-        for step in dict.fromkeys([*ranked, *processes.on_lead(self._listed)[::-1]]):
+        steps = processes.on_lead(self._listed)[::-1]
+        if only is not None and only not in steps:
+            raise errors.UserError(f"there is no checkpoint of step {only}, only of {steps[::-1]}")
+        for step in dict.fromkeys([*ranked, *steps]) if only is None else (only,):
             try:
                 tree, metadata = self._restore_item(item, template, step, check, selects)
             except integrity.DamagedError as error:
@@ -300,8 +290,6 @@ class Checkpointer:
             if self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
-            if self._log in _LOGS:
-                _LOGS.remove(self._log)
 
     def _restore_item(
         self,
@@ -414,20 +402,11 @@ def _empty(like: Any) -> jax.Array | np.ndarray:
 
 @functools.cache
 def _silence_orbax() -> None:
-    """Moves the output of orbax's threads to logs of runs; raises their first error here."""
-    formatter = logging.Formatter("%(asctime)s %(message)s")
-
-    def divert(record: logging.LogRecord) -> bool:
-        # Only orbax uses asyncio here. After the first write that fails, the errors of the other
-        # writes are not retrieved, and the other writes find no event loop.
-        is_orbax = record.name == "asyncio" or "/orbax/" in record.pathname
-        for path in _LOGS if is_orbax else ():
-            with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
-                print(formatter.format(record), file=file)
-        return not is_orbax
-
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).addFilter(divert)
+    """Drops the output of orbax's threads; `Checkpointer` raises their first error."""
+    logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)
+    # Only orbax uses asyncio here. After the first write that fails, the errors of the other writes
+    # are not retrieved, and the other writes find no event loop.
+    logging.getLogger("asyncio").addFilter(lambda record: False)
     warnings.filterwarnings("ignore", "coroutine .*was never awaited", RuntimeWarning)
     hook = sys.unraisablehook
 

@@ -93,10 +93,7 @@ def write(folder: epath.Path) -> None:
 def verify(folder: epath.Path, items: Sequence[str], share: tuple[int, int] = (0, 1)) -> None:
     """Checks that the sub-folders `items` hold the files that were written.
 
-    Args:
-      folder: the checkpoint.
-      items: names of sub-folders.
-      share: `(i, n)`: check the `i`-th of `n` shares of the files.
+    With the share `(i, n)` it checks the `i`-th of `n` shares of the files.
 
     Raises:
       DamagedError: a file is missing, truncated or changed.

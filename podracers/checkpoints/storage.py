@@ -141,12 +141,8 @@ def require_shared(
     """Checks that all processes can write to the same folder, and makes it.
 
     All processes call it, before the first update. Each writes a file, and process 0 looks for it.
-
-    Args:
-      option: name of the folder, for messages.
-      place: the folder.
-      resume: whether there may be files in it; None: only if there are checkpoints in it.
-      advice: end of the message for processes that do not share the folder.
+    `resume` allows files in it; None allows them only where there are checkpoints. Messages have
+    the folder's name, `option`, and `advice` for processes that do not share it.
 
     Returns:
       `resume`; where that is None, whether there are checkpoints.

@@ -18,7 +18,7 @@ from typing_extensions import Buffer
 from podracers import errors, leaks
 from podracers.hosts import peers, processes
 from podracers.supervision import pipeline, watchdog
-from podracers.training import gin_names
+from podracers.training import config, gin_names
 
 # Values of an option, which may follow it together, and which may occur again.
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
@@ -42,7 +42,9 @@ class Parser(argparse.ArgumentParser):
             option, value, *_ = [*message.replace("=", " ").split()[2:], "VALUE"]
             begun = os.path.join(getattr(arguments, "run_dir", None) or "", "config.gin")
             files = arguments.gin_file or [begun if os.path.isfile(begun) else "gin/runners.gin"]
-            names = gin_names.bound_names(files)
+            names = set()
+            with contextlib.suppress(errors.UserError):  # a file that is damaged gives no hint
+                names = config.names_of_files(files)
             # A macro precedes a parameter of the same name.
             known = {x.rpartition(".")[2].lower(): x for x in sorted(names, key=str.isupper)}
             for near in difflib.get_close_matches(option.strip("-").lower(), known, 1):

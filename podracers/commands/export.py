@@ -158,9 +158,7 @@ class Program:
     ) -> tuple[Arguments, jax.export.Exported, jax.export.Exported]:
         """Returns the shapes of the arguments of `act`, then `initial` and `act`.
 
-        Args:
-          platform: one of `_PLATFORMS`.
-          batch_size: `B`; None to leave it open.
+        `platform` is one of `_PLATFORMS`; a `batch_size` of None leaves it open.
         """
         target = "gpu" if platform in ("cuda", "rocm") else platform
         with parallel.compiling_for(target):

@@ -11,23 +11,10 @@ import pathlib
 import tempfile
 
 from podracers import errors
-from podracers.checkpoints import storage
 from podracers.commands import command_line
 from podracers.hosts import processes
-from podracers.training import (
-    config,
-    experiment,
-    gin_names,
-    initial_run,
-    run,
-    run_directory,
-    stop_request,
-)
+from podracers.training import config, experiment, gin_names, run, run_directory, stop_request
 
-_SHARE = (
-    ": set Experiment.checkpoint_directory to a folder that all processes see, or to "
-    "gs://BUCKET/FOLDER"
-)
 _PROCESSES = """
 One run over all devices of several processes, each started with the same command. Slurm and TPU
 pods are detected; elsewhere --coordinator, --num_processes and --process_id are needed. All
@@ -72,7 +59,7 @@ def main() -> int:
 
 def _train(arguments: argparse.Namespace, stop: stop_request.StopRequest) -> int:
     directory = run_directory.RunDirectory(arguments.run_dir) if arguments.run_dir else None
-    resume, begun = processes.on_lead(lambda: _begun(arguments, directory))
+    begun = processes.on_lead(lambda: _begun(arguments, directory))
     files = command_line.gin_files(arguments)
     with tempfile.TemporaryDirectory() as folder:
         # Other processes may not see the run directory of process 0.
@@ -99,22 +86,9 @@ def _train(arguments: argparse.Namespace, stop: stop_request.StopRequest) -> int
     experiment.check(parts, settings.seed, settings.tracker)
     if processes.any_process(bool(stop)):
         return 0
-    is_new = not resume
-    if (shared := settings.checkpoint_directory) is not None:
-        # Checkpoints elsewhere outlive a run directory, such as that of a machine that is gone.
-        if is_new and arguments.resume_if_begun:
-            resume = None
-        resume = storage.require_shared("Experiment.checkpoint_directory", shared, resume)
-    elif processes.is_several():
-        storage.require_shared("the run directory", directory.path, True, _SHARE)
-    initial = None if resume else initial_run.load(settings, parts)
-    if is_new:
-        processes.on_lead(directory.create)
-        processes.on_lead(lambda: storage.write(directory.config, text))
+    resume = None if begun is None and arguments.resume_if_begun else begun is not None
     print_line = functools.partial(print, flush=True)
-    trainer = run.Run(
-        settings, parts, directory, stop=stop, resume=resume, initial=initial, print_line=print_line
-    )
+    trainer = run.begin(settings, parts, directory, resume, stop=stop, print_line=print_line)
     if changes:  # the checkpoint fits them
         processes.on_lead(lambda: directory.replace_config(text, trainer.steps))
         if processes.is_lead():
@@ -127,8 +101,8 @@ def _train(arguments: argparse.Namespace, stop: stop_request.StopRequest) -> int
 
 def _begun(
     arguments: argparse.Namespace, directory: run_directory.RunDirectory | None
-) -> tuple[bool, str | None]:
-    """Returns whether to resume, and the text of the configuration that the run began with."""
+) -> str | None:
+    """Returns the text of the configuration that a resumed run began with; None for a new run."""
     if directory is None:
         for option in ("resume", "resume_if_begun"):
             if getattr(arguments, option):
@@ -137,7 +111,7 @@ def _begun(
         directory.require()
         directory.lock.acquire()
         directory.require_gin()
-        return True, directory.read_config()
+        return directory.read_config()
     if not arguments.gin_file:
         raise errors.UserError(
             "no --gin_file: name one, such as gin/experiments/snake_ppo.gin, or "
@@ -145,7 +119,7 @@ def _begun(
         )
     if directory:
         directory.create(dry_run=True)
-    return False, None
+    return None
 
 
 def _changes(begun: str, text: str) -> list[str]:
@@ -158,7 +132,7 @@ def _changes(begun: str, text: str) -> list[str]:
       errors.UserError: the agent, the environment or the runner is another class, or the run began
         with other parameters.
     """
-    old, new = (config.read(source, "config.gin") for source in (begun, text))
+    old, new = (config.read(source, "config.gin").values for source in (begun, text))
     replaced = {name.rpartition(".")[2]: repr(old[name]) for name in old if name not in new}
     changes = []
     for name, value in sorted(new.items()):

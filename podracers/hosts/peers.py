@@ -45,12 +45,8 @@ _Connection = multiprocessing.connection.Connection
 class _Peers:
     """The connections of this process, and the thread that reads them.
 
-    Args:
-      process: the number of this process.
-      count: number of processes.
-      timeout: seconds of silence after which a process counts as lost.
-      listener: in process 0, the socket that the others connect to.
-      connections: in the others, `{0: connection}`.
+    A process that is silent for `timeout` seconds counts as lost. Process 0 has the `listener` that
+    the others connect to; the others have `connections`, `{0: connection}`.
     """
 
     def __init__(
@@ -230,13 +226,9 @@ _busy: list[Callable[[], bool]] = []
 def connect(process: int, count: int, host: str, port: int, bind: str, timeout: float) -> int:
     """Waits until all processes are connected, and starts to watch them.
 
-    Args:
-      process: the number of this process.
-      count: number of processes.
-      host: name or address of process 0.
-      port: the port at which it listens.
-      bind: the address of this machine at which process 0 listens; "" for all.
-      timeout: seconds for all to connect, and of silence after which a process counts as lost.
+    Process 0 listens at a port of its address `bind` ("" for all), to which the others connect by
+    its name or address `host`. The timeout holds for all to connect, and for silence after which a
+    process counts as lost, in seconds.
 
     Returns:
       Another port of process 0, for JAX's coordinator.
@@ -349,12 +341,7 @@ def await_cause() -> None:
 
 
 def fail(cause: str, exit_code: int) -> None:
-    """Reports a failure to the other processes, if there are any; they end with the same code.
-
-    Args:
-      cause: one line.
-      exit_code: exit code of all processes.
-    """
+    """Reports a failure, in one line, to the other processes; they end with the same exit code."""
     if not _peers:
         return
     peers = _peers.pop()

@@ -44,17 +44,11 @@ _messages = itertools.count()  # the same number stands for the same message in 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The processes of a run; None to detect them from the cluster.
+    """The processes of a run; None to detect them from the cluster."""
 
-    Attributes:
-      coordinator: `HOST:PORT` of process 0.
-      num_processes: number of processes.
-      process_id: index of this process, from 0.
-    """
-
-    coordinator: str | None = None
+    coordinator: str | None = None  # `HOST:PORT` of process 0
     num_processes: int | None = None
-    process_id: int | None = None
+    process_id: int | None = None  # from 0
 
     def __post_init__(self):
         if self.coordinator is None or self.num_processes is None or self.process_id is None:
@@ -99,10 +93,7 @@ def slurm_devices(environment: Mapping[str, str]) -> list[int] | None:
     """Returns the GPUs of a Slurm task; None for JAX's own choice, one for each task.
 
     A task that sees a single GPU uses it. Where each task of a node sees as many GPUs as there are
-    tasks, each takes one. Else a task uses all GPUs that it sees.
-
-    Args:
-      environment: environment variables of the task.
+    tasks, each takes one. Else a task uses all GPUs that its environment variables show.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     tasks = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))  # such as 4(x2)
@@ -115,11 +106,9 @@ def slurm_devices(environment: Mapping[str, str]) -> list[int] | None:
 def initialize(group: Group, timeout: float) -> None:
     """Joins the other processes, before anything touches a device.
 
-    Args:
-      group: the processes. Process 0 listens only at the address that the group names; where a
-        cluster names it, at the `_own_address` of that name.
-      timeout: seconds for all of them to start, and of silence after which a process counts as
-        lost, which ends all others.
+    Process 0 listens only at the address that the group names; where a cluster names it, at the
+    `_own_address` of that name. The timeout holds for all of them to start, and for silence after
+    which a process counts as lost, which ends all others, in seconds.
 
     Raises:
       errors.UserError: no cluster defines the processes, or process 0 cannot listen.
@@ -262,10 +251,9 @@ def on_lead(function: Callable[[], Any]) -> Any:
 
 
 def all_gather(value: Any) -> list[Any]:
-    """Returns the value of each process, by its number; all of them call it at the same moment.
+    """Returns the value, which JSON can hold, of each process, by its number.
 
-    Args:
-      value: this process's value; JSON has to hold it.
+    All processes call it at the same moment.
     """
     parts = gather(json.dumps(value).encode())
     return on_lead(lambda: [json.loads(part) for part in parts])
@@ -288,15 +276,7 @@ def gather(mine: bytes) -> list[bytes]:
 
 
 def require_equal(name: str, text: str) -> None:
-    """Refuses processes that were started with different arguments.
-
-    Args:
-      name: name of the text, for the message.
-      text: this process's text.
-
-    Raises:
-      errors.UserError: the text of process 0 differs.
-    """
+    """Raises `errors.UserError`, with the `name`, if a text is not equal to process 0's."""
     checksum = zlib.crc32(text.encode())
     if on_lead(lambda: checksum) != checksum:
         raise errors.UserError(

@@ -45,8 +45,8 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
     Attributes:
       agent: the agent.
       environment: a factory of host environments, or a JAX environment.
-      num_envs: `E`, environments over all actors of all processes; each is a stream, or one for each
-        agent.
+      num_envs: `E`, environments over all actors of all processes; each is a stream, or one for
+        each agent.
       rollout_length: `T`, agent steps of each stream between updates.
       actor_devices: an index into this process's devices for each actor thread (an index may occur
         several times); None to choose.

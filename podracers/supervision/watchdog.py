@@ -73,10 +73,8 @@ def add_directory(path: str) -> None:
 def end_within(directory: str, timeout: float) -> None:
     """Ends the processes that were started in a directory; removes it and their shared memory.
 
-    Args:
-      directory: the path of the directory.
-      timeout: seconds until processes that have not ended are killed; a process that survives this
-        (its file system hangs) is left after `_KILL_TIMEOUT` more.
+    After `timeout` seconds it kills those that have not ended; a process that survives this (its
+    file system hangs) is left after `_KILL_TIMEOUT` more.
     """
     path, deadline = os.path.realpath(directory), time.monotonic() + timeout
     shared: set[str] = set()

@@ -21,7 +21,7 @@ class Clock:
     def __post_init__(self):
         self._start = time.perf_counter() - self.wall
         self._is_compiled = False
-        self._lap = self.training, self.steps  # at the latest call of `lap_rate`
+        self._lap = self.training, self.steps  # as the latest `lap_rate` left them
 
     @property
     def elapsed(self) -> float:

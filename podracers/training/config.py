@@ -22,7 +22,7 @@ import pathlib
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import gin
@@ -55,11 +55,8 @@ class Texts(NamedTuple):
 class Configuration:
     """The bindings of files, in order, and then those of a command line. The caller holds `LOCK`.
 
-    Args:
-      gin_files: paths, relative to the working directory, or of shipped files: relative to the
-        repository, to its `gin` or to `gin/experiments`.
-      gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they override the files.
-      root: the class whose parameters choose the parts of the experiment.
+    Files are found by `gin_names.find`. Bindings are `"name.parameter = value"` or
+    `"MACRO = value"`. The parameters of the class `root` choose the parts of the experiment.
 
     Raises:
       errors.UserError: a missing or malformed file, or an unknown name.
@@ -74,7 +71,7 @@ class Configuration:
         for path in gin_files:
             self._parse_file(path)
         self._bound: Bindings = gin.config._CONFIG
-        self._given: Bindings = {}  # on the command line
+        self._given: Bindings = {}  # the command line binds them
         gin.config._CONFIG = self._given
         for binding in gin_bindings:
             _parse_binding(binding)
@@ -143,10 +140,8 @@ class Configuration:
     def _value(self, value: Any, scope: tuple[str, ...], calls: tuple[str, ...]) -> Any:
         """Returns a bound value in which references are replaced by their parts.
 
-        Args:
-          value: as gin has parsed it.
-          scope: gin's scope, in which references without a scope of their own are read.
-          calls: references that lead here.
+        References without a scope of their own are read in `scope`; the references `calls` lead
+        here.
         """
         if isinstance(value, dict):
             items = value.items()
@@ -190,8 +185,9 @@ class Configuration:
         scopes = ["/".join(scope[:depth]) for depth in range(len(scope) + 1)]
         keys = [(outer, base) for outer in scopes for base in _lineage(function, selector)]
         keys = [key for key in keys if key in self._bound]
+        takes = functools.partial(gin.config._might_have_parameter, function)
         # The last one wins.
-        read = {name: key for key in keys for name in self._bound[key] if _takes(function, name)}
+        read = {name: key for key in keys for name in filter(takes, self._bound[key])}
         for key in keys:
             of_part = key[1] == selector
             names = {name for name in self._bound[key] if of_part or read.get(name) == key}
@@ -242,12 +238,8 @@ def _lineage(function: Any, selector: str) -> list[str]:
     for name, known in gin.config._REGISTRY.items():
         names.setdefault((known.wrapped.__module__, known.wrapped.__qualname__), []).append(name)
     bases = getattr(function, "__mro__", ())[:0:-1]
-    own = (names.get((base.__module__, base.__qualname__), ()) for base in bases)
-    return [*itertools.chain(*own), selector]
-
-
-def _takes(function: Any, name: str) -> bool:
-    return gin.config._might_have_parameter(function, name)
+    selectors = (names.get((base.__module__, base.__qualname__), ()) for base in bases)
+    return [*itertools.chain(*selectors), selector]
 
 
 @contextlib.contextmanager
@@ -292,16 +284,16 @@ def _register(binding: str) -> None:
     for scoped_name in {subject, *re.findall(r"@([\w./]+)", binding)} - {""}:
         name = scoped_name.rpartition("/")[2]
         module, _, symbol = name.rpartition(".")
-        own = [
+        known = [
             path.rpartition(".")
             for path, symbols in gin_names.parts().items()
             if symbol in symbols and (not module or f".{path}".endswith(f".{module}"))
         ]
-        for package, _, own_module in own:
-            lines.append(f"from {package} import {own_module}")
-            lines.append(f"registered = @{own_module}.{symbol}")
+        for package, _, name_of_module in known:
+            lines.append(f"from {package} import {name_of_module}")
+            lines.append(f"registered = @{name_of_module}.{symbol}")
         with contextlib.suppress(ImportError, ValueError):
-            if module and not own and (module in sys.modules or importlib.util.find_spec(module)):
+            if module and not known and (module in sys.modules or importlib.util.find_spec(module)):
                 lines += [f"import {module}", f"registered = @{name}"]
     gin.parse_config("\n".join(lines))
     gin.config._CONFIG.pop(("registered", _MACRO), None)
@@ -338,8 +330,8 @@ def explained(error: Exception, source: str) -> errors.UserError:
     if token := re.search(r"Failed to parse token '.*'", str(error)):
         cause = f"{token[0]} (a string needs quotes)"
     for pattern, nearest in _NEAREST:
-        if found := re.search(pattern, cause):
-            cause = cause[: found.end()] + nearest(*found.groups())
+        if match := re.search(pattern, cause):
+            cause = cause[: match.end()] + nearest(*match.groups())
             break
     return errors.UserError(f"{where}: {cause}")
 
@@ -368,72 +360,77 @@ class _Macro(NamedTuple):
     name: str
 
 
-class _Values(config_parser.ParserDelegate):
-    """Values of a text, of whose names nothing is imported; `names` are those of references."""
+class _Names(config_parser.ParserDelegate):
+    """Keeps the names in values, of which nothing is imported."""
 
     def __init__(self):
-        self.names: list[str] = []
+        self.parts: list[str] = []
+        self.macros: list[str] = []
 
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
-        self.names.append(scoped_configurable_name.rpartition("/")[2])
+        self.parts.append(scoped_configurable_name.rpartition("/")[2])
         return _Reference(_short(scoped_configurable_name) + "()" * evaluate)
 
     def macro(self, macro_name: str) -> Any:
+        self.macros.append(macro_name)
         return _Macro(macro_name)
 
 
-def read(text: str, source: str) -> dict[str, Any]:
-    """Returns parameters by class, such as `PPO.gamma`, with the values of their macros.
+class Contents(NamedTuple):
+    """Contents of one .gin file, without those of the files that it includes."""
 
-    Nothing is imported, so the modules of a run may be missing here. Included files are not read.
+    values: dict[str, Any]  # keys are parameters, such as `PPO.gamma`; macros are resolved
+    names: set[str]  # parameters and macros that it binds, and macros that it uses
+    includes: list[str]
+    # Imports, includes, and references such as `@run_directory.os.remove()`, that lead out of the
+    # public parts of this project.
+    other_code: list[str]
+
+
+def read(text: str, source: str) -> Contents:
+    """Reads a .gin file; nothing is imported, so the modules of a run may be missing here.
 
     Raises:
       errors.UserError: the text is no .gin file; the message names it `source`.
     """
-    macros, values = {}, {}
-    for statement in _statements(text, source, _Values()):
-        if not isinstance(statement, config_parser.BindingStatement):
-            continue
-        name = _scoped(statement.scope, statement.selector)
-        if statement.arg_name:
-            values[f"{name}.{statement.arg_name}"] = statement.value
-        else:
-            macros[name] = statement.value
+    names, bound, modules, includes, others = _Names(), {}, {}, [], []
+    try:
+        statements = list(config_parser.ConfigParser(text, names))
+    except Exception as error:
+        raise explained(error, source) from error
+    for statement in statements:
+        if isinstance(statement, config_parser.BindingStatement):
+            name = _scoped(statement.scope, statement.selector)
+            bound[f"{name}.{statement.arg_name}".rstrip(".")] = statement.value
+        elif isinstance(statement, config_parser.IncludeStatement):
+            includes.append(statement.filename)
+        elif isinstance(statement, config_parser.ImportStatement):
+            if statement.is_from or statement.alias:
+                modules[statement.bound_name()] = statement.module
+            if not gin_names.is_own(statement.module):
+                others.append(statement.module)
+    for name in names.parts:
+        first, _, rest = name.partition(".")
+        module, _, part = f"{modules.get(first, first)}.{rest}".rpartition(".")
+        if gin_names.is_own(module) and part not in gin_names.parts().get(module, ()):
+            others.append(f"@{name}")
 
     def resolve(value: Any) -> Any:
         if isinstance(value, _Macro):
-            return resolve(macros[value.name]) if value.name in macros else value
+            return resolve(bound[value.name]) if value.name in bound else value
         if isinstance(value, dict):
-            return {resolve(key): resolve(each) for key, each in value.items()}
+            return {resolve(key): resolve(item) for key, item in value.items()}
         return type(value)(map(resolve, value)) if type(value) in (list, tuple) else value
 
-    return {name: resolve(value) for name, value in values.items()}
+    values = {name: resolve(value) for name, value in bound.items() if "." in name}
+    return Contents(values, {*bound, *names.macros}, includes, [*includes, *others])
 
 
-def _statements(text: str, source: str, values: _Values) -> list[Any]:
-    try:
-        return list(config_parser.ConfigParser(text, values))
-    except Exception as error:
-        raise explained(error, source) from error
-
-
-def other_code(text: str, source: str) -> list[str]:
-    """Returns what a .gin file names beyond the public parts of this project, as `read`.
-
-    These are imports, includes, and references such as `@run_directory.os.remove()`.
-    """
-    values, found, bound = _Values(), [], {}
-    for statement in _statements(text, source, values):
-        if isinstance(statement, config_parser.IncludeStatement):
-            found.append(statement.filename)
-        elif isinstance(statement, config_parser.ImportStatement):
-            if statement.is_from or statement.alias:
-                bound[statement.bound_name()] = statement.module
-            if not gin_names.is_own(statement.module):
-                found.append(statement.module)
-    for name in values.names:
-        first, _, rest = name.partition(".")
-        module, _, part = f"{bound.get(first, first)}.{rest}".rpartition(".")
-        if gin_names.is_own(module) and part not in gin_names.parts().get(module, ()):
-            found.append(f"@{name}")
-    return found
+def names_of_files(paths: Iterable[str]) -> set[str]:
+    """Returns `Contents.names` of .gin files and of the files that they include."""
+    names, files = set(), list(map(gin_names.find, paths))
+    for path in files:  # it grows by the includes
+        contents = read(pathlib.Path(path).read_text("utf-8-sig", "replace"), path)
+        names |= contents.names
+        files += set(map(gin_names.find, contents.includes)).difference(files)
+    return names

@@ -254,14 +254,14 @@ def _make(part: str, make: Callable[..., Any], protocol: type, **arguments: Any)
     """Builds a part, and checks the types of its options and the members of its protocol."""
     errors.refuse_bound(make, **arguments)
     with config.user_errors(f"Experiment.{part}"):
-        made = make(**arguments)
-    if dataclasses.is_dataclass(made):
-        errors.require_types(made)
-    if protocol is environment_lib.Environment and environment_lib.is_host(made):
+        part_built = make(**arguments)
+    if dataclasses.is_dataclass(part_built):
+        errors.require_types(part_built)
+    if protocol is environment_lib.Environment and environment_lib.is_host(part_built):
         protocol = environment_lib.HostEnvironmentFactory
-    if missing := contract.missing_members(made, protocol):
+    if missing := contract.missing_members(part_built, protocol):
         raise errors.UserError(
             f"Experiment.{part}: expected {protocol.__name__}, got {errors.path_of(make)}, "
             f"which has no {', '.join(missing)}"
         )
-    return made
+    return part_built

@@ -1,7 +1,4 @@
-"""Places of .gin files, the names that they bind, and the parts that they may name.
-
-Nothing is imported, and gin is not used.
-"""
+"""Places of .gin files, and the parts that they may name; nothing is imported."""
 
 import ast
 import functools
@@ -9,7 +6,6 @@ import importlib.util
 import os
 import pathlib
 import re
-from collections.abc import Iterable
 
 from podracers import errors
 
@@ -21,10 +17,13 @@ PACKAGES = ("agents", "environments", "podracers")
 
 
 def find(path: str) -> str:
-    """Returns where a gin file is; raises `errors.UserError` with the nearest names."""
+    """Returns where a gin file is; raises `errors.UserError` with the nearest names.
+
+    Paths are relative to the working directory, the repository, its `gin` or `gin/experiments`.
+    """
     for folder in FOLDERS:
-        if os.path.isfile(found := os.path.join(folder, path)):
-            return found
+        if os.path.isfile(file := os.path.join(folder, path)):
+            return file
     # `name` and `experiments/name` are compared with the names that they could stand for.
     prefix = {0: "gin/experiments/", 1: "gin/"}.get(path.count("/"), "")
     files = (file.relative_to(SHIPPED).as_posix() for file in SHIPPED.glob("gin/**/*.gin"))
@@ -42,40 +41,28 @@ def experiments() -> dict[str, str]:
     return lines
 
 
-def bound_names(paths: Iterable[str]) -> set[str]:
-    """Returns the macros (`SEED`) and parameters (`PPO.gamma`) of .gin files and their includes."""
-    names, files = set(), list(map(find, paths))
-    for path in files:  # it grows by the includes
-        text = pathlib.Path(path).read_text("utf-8-sig", "replace")
-        bound = re.findall(r"^([\w./]+) *=|%(\w+)", text, re.MULTILINE)
-        names |= {".".join("".join(pair).split(".")[-2:]) for pair in bound}
-        included = map(find, re.findall(r"^include ['\"](.+?)['\"]", text, re.MULTILINE))
-        files += [each for each in included if each not in files]
-    return names
-
-
 @functools.cache
 def parts() -> dict[str, list[str]]:
     """Returns the public classes and functions of every module of this project, by dotted name.
 
     Sources are parsed, not imported. A package stands for the modules whose names it re-exports.
     """
-    found, within_packages = {}, set()
+    names_by_module, within_packages = {}, set()
     for path in sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
         package = ".".join(path.relative_to(ROOT).parent.parts)
         body = ast.parse(path.read_bytes()).body
         if path.stem != "__init__":
             public = (node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef))
             names = [part.name for part in public if not part.name.startswith("_")]
-            found[f"{package}.{path.stem}"] = names
+            names_by_module[f"{package}.{path.stem}"] = names
         elif exports := [
             node
             for node in body
             if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith(f"{package}.")
         ]:
-            found[package] = [alias.name for node in exports for alias in node.names]
+            names_by_module[package] = [alias.name for node in exports for alias in node.names]
             within_packages |= {node.module for node in exports}
-    return {name: names for name, names in found.items() if name not in within_packages}
+    return {name: names for name, names in names_by_module.items() if name not in within_packages}
 
 
 def is_own(module: str) -> bool:

@@ -26,7 +26,7 @@ class InitialRun(NamedTuple):
 
     path: str  # run directory
     step: int  # agent steps of the checkpoint
-    leaves: dict[str, np.ndarray]  # by name, with an axis for members if `is_by_member`
+    leaves: dict[str, np.ndarray]  # keys are names; members have an axis if `is_by_member`
     is_by_member: bool  # whether each member of a population begins with its own
 
 
@@ -68,11 +68,11 @@ def load(settings: experiment_lib.Experiment, parts: experiment_lib.Parts) -> In
             f"Experiment.initial_run = '{path}': expected a population of "
             f"{' or '.join(map(str, sorted({1, members})))}, got {others}"
         )
-    if others < members:  # without the axis of members
+    if others < members:  # the leaves have no axis of members
         expected = {name: jax.eval_shape(lambda x: x[0], leaf) for name, leaf in expected.items()}
     leaves, expected = (
-        {name: leaf for name, leaf in found.items() if _is_in(name, settings.initial_parts)}
-        for found in (taken(tree), expected)
+        {name: leaf for name, leaf in tree_leaves.items() if _is_in(name, settings.initial_parts)}
+        for tree_leaves in (taken(tree), expected)
     )
     if faults := trees.differences(trees.structure(leaves), trees.structure(expected)):
         raise errors.UserError(
@@ -83,13 +83,7 @@ def load(settings: experiment_lib.Experiment, parts: experiment_lib.Parts) -> In
 
 
 def begin(initial: InitialRun, parts: experiment_lib.Parts, state: Any) -> Any:
-    """Returns a runner's state before the first update with the leaves of another run.
-
-    Args:
-      initial: the result of `load`.
-      parts: the parts of this run.
-      state: the result of `runner.init`, which is donated.
-    """
+    """Returns a runner's state before the first update, donated, with another run's leaves."""
 
     def member(learner: Any, leaves: dict[str, jax.Array], values: Any) -> Any:
         def replaced(path: tuple, leaf: jax.Array) -> jax.Array:

@@ -49,11 +49,9 @@ class Logger:
     """Receives the metrics of each log period, the configuration and the summary of a run."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs named numbers, measured up to `step`.
+        """Logs named numbers, measured up to `step`, which never decreases.
 
-        Args:
-          step: agent steps so far; never decreases.
-          values: by name, such as `loss/total`; NaN stands for "nothing was measured".
+        Names are such as `loss/total`; NaN stands for "nothing was measured".
         """
         raise NotImplementedError
 
@@ -74,9 +72,7 @@ class Logger:
 class JsonlLogger(Logger):
     """One JSON object a line: `{"step": 1024, "loss/total": 0.5}`; null stands for NaN.
 
-    Args:
-      path: the file.
-      resume_step: on resumption, the last step to keep; None starts a new file.
+    On resumption, rows up to `resume_step` are kept; None starts a new file.
     """
 
     def __init__(self, path: str | pathlib.Path, resume_step: int | None = None):
@@ -125,15 +121,11 @@ def read_rows(path: str | pathlib.Path) -> list[dict[str, float | None]]:
 
 
 class TensorBoardLogger(Logger):
-    """TensorBoard scalars, written without TensorFlow.
+    """TensorBoard scalars, written without TensorFlow; each start of a run adds event files.
 
     The members of a population are runs of TensorBoard in subfolders, such as
-    `seed_3,learning_rate=0.001`, so that a chart has a curve for each of them.
-
-    Args:
-      directory: folder of the event files; each start of a run adds one.
-      resume_step: on resumption, the last step to keep: TensorBoard hides later ones.
-      members: options of each member of a population by its seed, such as `PPO.learning_rate`.
+    `seed_3,learning_rate=0.001`, so that a chart has a curve for each of them. `members` has their
+    options by seed. On resumption, TensorBoard hides the steps after `resume_step`.
     """
 
     def __init__(
@@ -143,7 +135,7 @@ class TensorBoardLogger(Logger):
         members: Mapping[int, Mapping[str, float]] | None = None,
     ):
         folder, self._members = pathlib.Path(directory), members or {}
-        self._folders = {"": folder}  # by the end of metrics' names
+        self._folders = {"": folder}  # keys are the ends of metrics' names
         for seed, options in self._members.items():
             words = [f"{name.rpartition('.')[2]}={x:g}" for name, x in options.items()]
             self._folders[f"/seed_{seed}"] = folder / ",".join([f"seed_{seed}", *words])
@@ -171,7 +163,7 @@ class TensorBoardLogger(Logger):
     def write_configuration(self, step: int, texts: Mapping[str, str], values: Options) -> None:
         """Adds pages to the text dashboard, and a row for each seed to the HParams dashboard."""
         for name, text in texts.items():
-            code = "".join(f"    {line}\n" for line in text.splitlines())  # of Markdown
+            code = "".join(f"    {line}\n" for line in text.splitlines())  # Markdown
             page = event_pb2.Event(step=step, summary=text_summary.text_pb(name, code))
             self._add(self._folders[""], page)
         shared = {name: x for name, x in values.items() if not name.endswith(".population_values")}
@@ -273,21 +265,14 @@ class WeightsAndBiases:
 
     These are options of `wandb.init`; None follows wandb's environment and settings.
     The package `wandb` is optional.
-
-    Attributes:
-      project: name of the project (`WANDB_PROJECT`).
-      entity: user or team that owns the project (`WANDB_ENTITY`).
-      group: group of the run (`WANDB_RUN_GROUP`).
-      name: name of the run (`WANDB_NAME`); by default the run directory's.
-      mode: "online", "offline" (written to the run directory, for `wandb sync`) or "disabled"
-        (`WANDB_MODE`).
     """
 
-    project: str | None = None
-    entity: str | None = None
-    group: str | None = None
-    name: str | None = None
-    mode: str | None = None
+    project: str | None = None  # `WANDB_PROJECT`
+    entity: str | None = None  # user or team that owns the project, `WANDB_ENTITY`
+    group: str | None = None  # `WANDB_RUN_GROUP`
+    name: str | None = None  # name of the run, `WANDB_NAME`; by default the run directory's
+    # "online", "offline" (written to the run directory, for `wandb sync`) or "disabled".
+    mode: str | None = None  # `WANDB_MODE`
 
     def __post_init__(self):
         errors.require_known("WeightsAndBiases.mode: got", self.mode, (None, *_WANDB_MODES))

@@ -31,8 +31,12 @@ from podracers.training import experiment as experiment_lib
 from podracers.training import summary as summary_lib
 
 _SAVE_PERIOD = 300.0  # seconds between checkpoints, where no option counts updates between them
-_NUM_EVALUATIONS = 20  # of a run, about, where no option counts updates between them
+_NUM_EVALUATIONS = 20  # about, in a run whose options count no updates between them
 _DISPATCH_TIME = 5.0  # seconds, about: a stop waits for the end of a dispatch
+_SHARE = (
+    ": set Experiment.checkpoint_directory to a folder that all processes see, or to "
+    "gs://BUCKET/FOLDER"
+)
 
 _LOGGER = logging.getLogger(__name__)
 _TRAINING = threading.Lock()  # held by the run that trains
@@ -60,15 +64,9 @@ class Run:
     Each of several processes has a `Run`, makes the same decisions, and plays its share of
     evaluations; only process 0 writes logs and prints.
 
-    Args:
-      experiment: the configuration of the run.
-      parts: the parts built from it.
-      directory: the run directory; it exists.
-      stop: true once the run is to end early.
-      resume: continue from the newest valid checkpoint in the directory.
-      initial: result of `initial_run.load` for a new run; None to load it here.
-      print_line: called with each line to print.
-      progress: whether the terminal shows the progress of the run.
+    The run directory exists, and `stop` is true once the run is to end early. With `resume` it
+    continues from the newest valid checkpoint; a new run begins with `initial`, which is loaded
+    here if it is None. `print_line` is called with each line, and `progress` is for a terminal.
     """
 
     def __init__(
@@ -90,7 +88,7 @@ class Run:
         self._stop = stop
         self._stopping = False  # agreed on by all processes
         self._is_over = False  # `Experiment.on_log` has ended the run
-        self._report: metrics.Report | None = None  # of the updates since the last log line
+        self._report: metrics.Report | None = None  # covers the updates since the last log line
         self._pace = math.inf  # seconds of an update in the latest dispatch
         self._saved = time.perf_counter()  # when the latest checkpoint was begun
         if experiment.checkpoint_directory is not None:
@@ -107,7 +105,6 @@ class Run:
         self._evaluation_period = period
         self._origin: dict[str, Any] = {}  # the run that it began with, for records
         self._resume = resume
-        self._is_configuration_kept = False
         # See `metrics.Report`; replay keeps observations.
         self._first_fault = np.full((), metrics.NEVER, np.int32)
         self._latest_verdict = self._printed_verdict = ""  # kind of the runner's verdict
@@ -119,7 +116,6 @@ class Run:
                 experiment.keep_latest,
                 experiment.keep_best,
                 replay=experiment.checkpoint_replay,
-                log=directory.orbax_log if processes.is_lead() else None,
             )
             exits.push(_closing(self._checkpointer.close))
             exits.push(_closing(runner.close))
@@ -129,18 +125,15 @@ class Run:
                 self._print_line("evaluations: in the environment's evaluation_environment")
             self._print_line(self._schedule())
             self._state = runner.init(experiment.seed)
-            if not resume or not self._restore():
-                self._begin(initial or initial_run.load(experiment, parts))
+            if resume and self._restore():
+                pass
+            elif initial := initial or initial_run.load(experiment, parts):
+                self._state = initial_run.begin(initial, parts, self._state)
+                self._origin = {"initial_run": {"path": initial.path, "step": initial.step}}
+                self._print_line(f"beginning with {initial.path}, step {initial.step:,}")
             self._exits = exits.pop_all()
         # Read now: the checkout may be at another commit by the end of the run.
         self._provenance = summary_lib.provenance()
-
-    def _begin(self, initial: initial_run.InitialRun | None) -> None:
-        """Replaces parameters before the first update by another run's, if there is one."""
-        if initial is not None:
-            self._state = initial_run.begin(initial, self._parts, self._state)
-            self._origin = {"initial_run": {"path": initial.path, "step": initial.step}}
-            self._print_line(f"beginning with {initial.path}, step {initial.step:,}")
 
     def _restore(self) -> bool:
         """Restores the newest checkpoint; returns whether there is one."""
@@ -222,8 +215,8 @@ class Run:
         """Returns the run's own folder, or `config.gin`'s, if there are checkpoints in it."""
         file, places = self._directory.config, [self._directory.path / "checkpoints"]
         if file.is_file():
-            begun = config.read(self._directory.read_config(), str(file))
-            places += filter(None, [begun.get("Experiment.checkpoint_directory")])
+            begun = self._directory.read_values().get("Experiment.checkpoint_directory")
+            places += filter(None, [begun])
         for place in places:
             with storage.failures(f"list '{place}'"):
                 if storage.steps(storage.path(place)):
@@ -258,7 +251,7 @@ class Run:
             self._stopping = self._stopping or processes.any_process(bool(self._stop))
             if not self._stopping and (summary := self._finish()) is not None:
                 return summary
-            if self._update:  # before the first update there is no progress to save
+            if self._update:  # else there is no progress to save
                 self._save_finally(None)
         self._print_line(f"stopped at {self.steps:,} steps: continue with --resume")
         return None
@@ -283,6 +276,7 @@ class Run:
             self._loggers.append(loggers.TerminalLogger(total))
         for logger in self._loggers:
             self._exits.push(_closing(logger.close))
+        self._write_configuration()
 
     def _run_period(self) -> None:
         """Runs updates to the next boundary of any period, then logs, evaluates and saves as due.
@@ -325,7 +319,7 @@ class Run:
 
     def _dispatch(self, size: int) -> None:
         """Runs some updates, and adds them to the report of the log period."""
-        first_step, start = self.steps, time.perf_counter()
+        start = time.perf_counter()
         self._state, report = self._runner.step(self._state, size, self._report)
         self._report = report = jax.device_get(report)
         seconds = time.perf_counter() - start
@@ -335,8 +329,6 @@ class Run:
         if self._update == 1:
             self._require_equal_replicas(1)
         self._directory.lock.require_there()
-        if processes.is_lead():
-            self._write_configuration(first_step)
         self._check(report)
 
     def _end_period(self) -> None:
@@ -358,8 +350,11 @@ class Run:
             self._printed_verdict = kind
         self._latest_verdict = kind
 
-        score = None
-        if self._is_evaluation_due():
+        score, period = None, self._evaluation_period
+        # By default evaluations take no more agent steps than training.
+        is_cheap = self._clock.evaluation_steps <= self.steps
+        is_due = is_cheap or experiment.evaluation_period is not None
+        if is_due and period and self._update % period == 0:
             score, results, _ = self._evaluate()
             for prefix, episodes in results.by_prefix().items() if results else ():
                 for name, mean in episodes.means().items():
@@ -374,13 +369,6 @@ class Run:
         due = period and self._update % period == 0
         if score is not None or due:
             self._save(score)
-
-    def _is_evaluation_due(self) -> bool:
-        """Returns whether to evaluate now; by default not beyond the agent steps of training."""
-        if self._experiment.evaluation_period is None and self._clock.evaluation_steps > self.steps:
-            return False
-        period = self._evaluation_period
-        return period > 0 and self._update % period == 0
 
     def _call_on_log(self, values: dict[str, float]) -> bool:
         """Returns whether `Experiment.on_log` ends the run; it may add numbers to `values`."""
@@ -494,19 +482,13 @@ class Run:
         params = self._runner.actor_params(self._state)
         self._checkpointer.save(self.steps, self._state, params, metadata, score)
 
-    def _write_configuration(self, first_step: int) -> None:
-        """Writes the operative configuration, unless an earlier start has written the same one.
-
-        It is complete after an update; events of the step before that outlive a resumption.
-        """
-        if self._is_configuration_kept:
-            return
-        self._is_configuration_kept = True
+    def _write_configuration(self) -> None:
+        """Writes the operative configuration; logs it, unless an earlier start has logged it."""
         path = self._directory.operative_config
         used = self._experiment.texts.operative
         hyperparameters = {
             name: value if isinstance(value, bool | int | float | str) else str(value)
-            for name, value in config.read(used, str(path)).items()
+            for name, value in config.read(used, str(path)).values.items()
             if value is not None
         }
         texts = {}
@@ -514,7 +496,7 @@ class Run:
         if used and not is_logged:  # it is empty where Python configured everything
             texts = {"config": self._experiment.texts.bindings, "operative_config": used}
         for logger in self._loggers:
-            logger.write_configuration(first_step, texts, hyperparameters)
+            logger.write_configuration(self.steps, texts, hyperparameters)
         storage.write(path, used)  # last: a run that is killed before logs it when it resumes
 
     def _finish(self) -> dict[str, Any] | None:
@@ -539,8 +521,8 @@ class Run:
             if self._seeds:
                 pairs = zip(map(str, self._seeds), by_seed.tolist())
                 numbers[f"{prefix}return_by_seed"] = dict(pairs)
-            if own := episodes.metrics:
-                numbers[f"{prefix}metrics"] = {name: float(np.mean(own[name])) for name in own}
+            if means := {name: float(np.mean(x)) for name, x in episodes.metrics.items()}:
+                numbers[f"{prefix}metrics"] = means
         rate = self._clock.rate * self._runner.population
         summary = {
             "evaluation": numbers,
@@ -565,6 +547,30 @@ class Run:
         return summary
 
 
+def begin(
+    experiment: experiment_lib.Experiment,
+    parts: experiment_lib.Parts,
+    directory: run_directory.RunDirectory,
+    resume: bool | None = False,
+    **options: Any,
+) -> Run:
+    """Returns a `Run` with these `options`, once its folders are checked and `config.gin` is there.
+
+    With `resume = None`, the checkpoints in `Experiment.checkpoint_directory`, if any, are resumed
+    in a new run directory: they outlive that of a machine that is gone.
+    """
+    is_new = not resume
+    if (shared := experiment.checkpoint_directory) is not None:
+        resume = storage.require_shared("Experiment.checkpoint_directory", shared, resume)
+    elif processes.is_several():
+        storage.require_shared("the run directory", directory.path, True, _SHARE)
+    initial = None if resume else initial_run.load(experiment, parts)
+    if is_new:
+        processes.on_lead(directory.create)
+        processes.on_lead(lambda: storage.write(directory.config, experiment.text()))
+    return Run(experiment, parts, directory, resume=bool(resume), initial=initial, **options)
+
+
 def train(
     experiment: experiment_lib.Experiment,
     path: str | pathlib.Path,
@@ -587,14 +593,8 @@ def train(
       errors.UserError: the parts do not fit, or the directory exists.
       errors.RunFailure: see `Run.train`.
     """
-    directory = run_directory.RunDirectory(path)
-    parts = experiment.build()
+    directory, parts = run_directory.RunDirectory(path), experiment.build()
     experiment_lib.check(parts, experiment.seed, experiment.tracker)
-    if (shared := experiment.checkpoint_directory) is not None:
-        storage.require_shared("Experiment.checkpoint_directory", shared, False)
-    initial = initial_run.load(experiment, parts)
-    directory.create()
-    storage.write(directory.config, experiment.text())
     with stop_request.StopRequest() as stop:
-        options: dict[str, Any] = {"print_line": print_line, "progress": False}
-        return Run(experiment, parts, directory, stop=stop, initial=initial, **options).train()
+        options: dict[str, Any] = {"stop": stop, "print_line": print_line, "progress": False}
+        return begin(experiment, parts, directory, **options).train()

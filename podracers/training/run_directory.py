@@ -87,7 +87,6 @@ class RunDirectory:
         # Experiments may name others.
         self.checkpoints: pathlib.Path | storage.Path = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
-        self.orbax_log = self.path / "orbax.log"
 
     def create(self, dry_run: bool = False) -> None:
         """Makes and locks the folder; with `dry_run` only checks it.
@@ -102,7 +101,7 @@ class RunDirectory:
             if not dry_run:
                 self.path.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                names = [each.name for each in self.path.iterdir()]
+                names = [file.name for file in self.path.iterdir()]
         if any(name != LOCK and not name.endswith(".partial") for name in names):
             raise errors.UserError(
                 f"the run directory '{self.path}' is there already: continue it with --resume, or "
@@ -125,6 +124,10 @@ class RunDirectory:
         with errors.file_errors(f"read '{self.config}'"):
             return self.config.read_text("utf-8")
 
+    def read_values(self) -> dict[str, Any]:
+        """Returns the values that `config.gin` binds, by name (`config.Contents`)."""
+        return config.read(self.read_config(), str(self.config)).values
+
     def require_gin(self) -> None:
         """Raises `errors.UserError` if `config.gin` is empty, as of a run from Python.
 
@@ -135,7 +138,7 @@ class RunDirectory:
                 f"the run in '{self.path}' was configured in Python, not by gin: see "
                 "`trained.params(path, parts)` and `run.Run(..., resume=True)`"
             )
-        if names := config.other_code(text, str(self.config)):
+        if names := config.read(text, str(self.config)).other_code:
             _LOGGER.warning("%s imports other code: %s", self.config, ", ".join(names))
 
     def replace_config(self, text: str, step: int) -> None:

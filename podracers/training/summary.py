@@ -54,8 +54,8 @@ def _cpu() -> str:
     """Returns the name of this machine's processor, or else of its architecture."""
     information = pathlib.Path("/proc/cpuinfo")  # Linux, where `platform` has no model
     text = information.read_text() if information.exists() else ""
-    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return model[1].strip() if model else platform.processor() or platform.machine()
 
 
 def _commit(root: pathlib.Path = _ROOT) -> str | None:
@@ -95,7 +95,7 @@ def _other_code() -> dict[str, dict[str, str | None]]:
         if _ROOT in file.parents or not file.is_file():
             continue
         hashes[str(file)] = hashlib.sha256(file.read_bytes()).hexdigest()
-        if root := next((each for each in file.parents if (each / ".git").exists()), None):
+        if root := next((parent for parent in file.parents if (parent / ".git").exists()), None):
             roots[name.partition(".")[0]] = root
     commits = {package: _commit(root) for package, root in sorted(roots.items())}
     return {"other_commits": commits, "other_modules": dict(sorted(hashes.items()))}

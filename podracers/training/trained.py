@@ -8,7 +8,7 @@ import jax
 
 from podracers import errors, evaluation, population, types
 from podracers.checkpoints import checkpoint, storage
-from podracers.training import config, experiment, run_directory
+from podracers.training import experiment, run_directory
 
 
 class TrainedPolicy(NamedTuple):
@@ -20,20 +20,22 @@ class TrainedPolicy(NamedTuple):
     params: types.PyTree  # leaves on the first device
 
 
-def load(path: str | pathlib.Path, best: bool = False, member: int | None = None) -> TrainedPolicy:
+def load(
+    path: str | pathlib.Path,
+    best: bool = False,
+    member: int | None = None,
+    step: int | None = None,
+) -> TrainedPolicy:
     """Returns the trained agent of a run, which may be running; nothing is written.
 
     The configuration of a run is code, which this executes (`params` reads a run without it).
-
-    Args:
-      path: the run directory's path.
-      best: the best evaluated checkpoint, not the newest.
-      member: the member of a population, from 0.
+    `best` takes the best evaluated checkpoint, and `step` that of an agent step, not the newest;
+    `member`, from 0, is one of a population.
 
     Raises:
-      errors.UserError: there is no run, no checkpoint of it yet, or no such member.
+      errors.UserError: there is no run, no checkpoint of it yet, or no such member or step.
     """
-    policy = load_all(path, best)
+    policy = load_all(path, best, step)
     parts, size = policy.parts, policy.parts.runner.population
     if size == 1 and member is None:
         return policy
@@ -56,13 +58,15 @@ def load(path: str | pathlib.Path, best: bool = False, member: int | None = None
     )
 
 
-def load_all(path: str | pathlib.Path, best: bool = False) -> TrainedPolicy:
+def load_all(
+    path: str | pathlib.Path, best: bool = False, step: int | None = None
+) -> TrainedPolicy:
     """Returns the agent as `load`; parameters of a population have a leading axis of members."""
     directory = open_run(path)
     directory.require_gin()
     settings = experiment.load([str(directory.config)], [])
     parts = settings.build()
-    return TrainedPolicy(settings, parts, *params(directory, parts, best))
+    return TrainedPolicy(settings, parts, *params(directory, parts, best, step))
 
 
 def open_run(path: str | pathlib.Path) -> run_directory.RunDirectory:
@@ -70,7 +74,7 @@ def open_run(path: str | pathlib.Path) -> run_directory.RunDirectory:
     directory = run_directory.RunDirectory(path)
     directory.require()
     name = "Experiment.checkpoint_directory"
-    place = config.read(directory.read_config(), str(directory.config)).get(name)
+    place = directory.read_values().get(name)
     if place is not None:
         storage.check(name, place)
         directory.checkpoints = storage.path(place)
@@ -81,20 +85,17 @@ def params(
     directory: run_directory.RunDirectory | str | pathlib.Path,
     parts: experiment.Parts | None = None,
     best: bool = False,
+    step: int | None = None,
 ) -> tuple[int, types.PyTree]:
-    """Returns the step and the acting parameters of a checkpoint (see `load`).
+    """Returns the step and the acting parameters of a checkpoint, by default the newest.
 
-    Args:
-      directory: the run directory, or its path.
-      parts: the parts of its configuration, which may be Python without `config.gin`. Without them
-        nothing of the configuration is executed, and the parameters are nested dicts of NumPy
-        arrays.
-      best: the best evaluated checkpoint, not the newest.
+    `parts` are those of its configuration, which may be Python without `config.gin`. Without them
+    nothing of the configuration is executed, and the parameters are nested dicts of NumPy arrays.
     """
     if not isinstance(directory, run_directory.RunDirectory):
         directory = open_run(directory)
     checkpointer = checkpoint.Checkpointer(directory.checkpoints, read_only=True)
-    restored = checkpointer.restore(parts and _template(parts), "params", best)
+    restored = checkpointer.restore(parts and _template(parts), "params", best, only=step)
     if restored is None:
         raise errors.UserError(f"the run in '{directory.path}' has no checkpoint yet")
     return restored[:2]

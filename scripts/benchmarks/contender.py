@@ -20,10 +20,8 @@ _POLL_PERIOD = 0.25  # seconds between two calls of `watch`
 class Contender:
     """Calls `make(*arguments)` in a child process at the first request; idle between requests.
 
-    Args:
-      make: a function of a module; the object that it returns takes a measurement when called.
-      arguments: of `make`; they are pickled.
-      log: file for the process's output; None for the output of this process.
+    `make` is a function of a module, whose result takes a measurement when called. The arguments
+    are pickled. The process's output goes to the file `log`, or else to the output of this process.
     """
 
     def __init__(

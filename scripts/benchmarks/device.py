@@ -9,7 +9,6 @@ import os
 import pathlib
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -21,38 +20,27 @@ from podracers.training import experiment
 
 _BATCHED = ("catch", "cartpole", "snake", "breakout")
 _REPLAY = ("r2d2", "muzero")
-PIECES = ("parity", *_BATCHED, "gradients", "sebulba", "residual", *_REPLAY, "learning")
+PIECES = ("parity", *_BATCHED, "sebulba", "residual", *_REPLAY, "learning")
 _UPDATES = (1, 5)  # numbers of updates after which parameters are compared
 _SAME = ("device", "host_cores", "versions", "commit")  # fields in which all pieces of a file agree
 _CATCH_SOLVED = 0.9  # return on Catch, of 1 that is possible
 
 
 def benchmark(piece: str, repeats: int, bindings: Sequence[str]) -> records.Result:
-    """Measures one of `PIECES`.
-
-    Args:
-      piece: its name.
-      repeats: number of turns.
-      bindings: gin bindings over the experiment of `sebulba` and `residual`.
-    """
+    """Measures one of `PIECES`; bindings override the experiment of `sebulba` and `residual`."""
     command_line.require_accelerator()
     load = f"{piece}: load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the start"
     small = jax.default_backend() == "cpu"
     batches = (64, 1024) if small else (1024, 8192, 65536)
-    if piece == "parity":
-        result = _parity()
-    elif piece == "gradients":
-        result = _gradients(repeats, batches)
-    elif piece == "sebulba":
-        result = _environments(repeats, bindings, small)
-    elif piece == "residual":
-        result = _residual(repeats, bindings)
-    elif piece in _REPLAY:
-        result = agent_speed.benchmark_agent(piece, repeats)
-    elif piece == "learning":
-        result = _learning()
-    else:
-        result = ppo_speed.benchmark_batches(piece, repeats, batches)
+    benchmarks = {
+        "parity": _parity,
+        "sebulba": lambda: _environments(repeats, bindings, small),
+        "residual": lambda: _residual(repeats, bindings),
+        "learning": _learning,
+        **dict.fromkeys(_REPLAY, lambda: agent_speed.benchmark_agent(piece, repeats)),
+        **dict.fromkeys(_BATCHED, lambda: ppo_speed.benchmark_batches(piece, repeats, batches)),
+    }
+    result = benchmarks[piece]()
     return dataclasses.replace(result, notes=(*result.notes, load))
 
 
@@ -107,34 +95,6 @@ def _after(name: str, bindings: Sequence[str] = ()) -> list[types.PyTree]:
         params.append(jax.device_get(runner.actor_params(state)))
     runner.close()
     return params
-
-
-def _gradients(repeats: int, batches: Sequence[int]) -> records.Result:
-    """Measures acting and gradient steps of PPO on Breakout apart."""
-    rows = []
-    for num_envs in batches:
-        learning = ppo_speed.build("breakout", num_envs)
-        agent: Any = learning.agent
-        not_learning: Any = sebulba_speed.NotLearning(agent)
-        acting = dataclasses.replace(learning, agent=not_learning)
-        updates = max(1, 2048 // num_envs)
-        turns = {"acting": acting, "whole": learning}
-        steppers = {name: measure.Stepper(runner, updates) for name, runner in turns.items()}
-        seconds = {
-            name: learning.steps_per_update / np.array(rates)
-            for name, rates in measure.take_turns(steppers, repeats).items()
-        }
-        count = agent.epochs * agent.num_minibatches
-        gradient, case = (seconds["whole"] - seconds["acting"]) / count, {"environments": num_envs}
-        rows.append(records.row("acting of an update", "s", seconds["acting"], **case))
-        rows.append(records.row("a gradient step", "s", gradient, **case))
-        samples = learning.steps_per_update // agent.num_minibatches / gradient
-        rows.append(records.row("learning", "transitions/s", samples, **case))
-    return records.Result(
-        "PPO on Breakout, as in device_breakout: the time of acting (an update without learning), "
-        "and what learning adds, by the number of environments.",
-        tuple(rows),
-    )
 
 
 def _environments(repeats: int, bindings: Sequence[str], small: bool) -> records.Result:

@@ -39,13 +39,11 @@ def take_turns(turns: Mapping[str, Turn], repeats: int) -> dict[str, list[float]
 
 
 class Stepper:
-    """Steps a runner, or any object with its `init` and `step`, and measures its rate.
+    """Measures the rate of a runner, or an object with its `init`, `step` and `steps_per_update`.
 
-    Args:
-      runner: has `init(seed)`, `step(state, num_updates)` and `steps_per_update`.
-      updates: number of updates of a measurement; None for about a second once the agent learns.
-      lead_in: updates before each measurement that are not counted: while other programs were
-        measured, actors may have filled the queue.
+    A measurement takes `updates`; None stands for about a second once the agent learns. Before
+    each, the updates `lead_in` are not counted: while other programs were measured, actors may have
+    filled the queue.
     """
 
     def __init__(self, runner: Any, updates: int | None = None, lead_in: int = 0):

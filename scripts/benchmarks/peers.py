@@ -65,10 +65,7 @@ _TASKS = {
 class _Turns:
     """Takes turns of a program, in agent steps per second, and times its start.
 
-    Args:
-      turn: starts the program at its first call; returns agent steps per second.
-      steps: agent steps of an update.
-      first: updates of the first call, without those before a turn.
+    The first `turn` starts the program and takes `first` updates of `steps` agent steps.
     """
 
     def __init__(self, turn: Callable[[], float], steps: int, first: int):

@@ -16,7 +16,7 @@ ENVIRONMENTS = {
     "breakout": functools.partial(gymnax.Gymnax, "Breakout-MinAtar"),
 }
 BATCHES = (64, 256, 1024, 4096)  # environments
-_SETTINGS = {  # of tasks that are not measured as in their experiment
+_SETTINGS = {  # tasks that are not measured as in their experiment
     "catch": "as in the Podracer paper's notebook: 32 steps, one gradient step, two layers of 128",
     "breakout": "128 steps, 4 epochs x 4 minibatches, two tanh layers of 64",
 }

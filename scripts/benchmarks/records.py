@@ -77,13 +77,9 @@ class Record:
 
     def write(self, path: pathlib.Path) -> None:
         """Writes JSON without empty fields."""
-
-        def plain(value: Any) -> dict[str, Any]:
-            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-            return {name: item for name, item in fields.items() if item not in (None, ())}
-
-        content = {"command": self.command, "results": dict(self.results), **self.provenance}
-        markdown.write(path, json.dumps(content, indent=1, default=plain) + "\n")
+        results = {name: dataclasses.asdict(result) for name, result in self.results.items()}
+        content = {"command": self.command, "results": markdown.without_empty(results)}
+        markdown.write(path, json.dumps(content | {**self.provenance}, indent=1) + "\n")
 
     def section(self, stem: str, file: str) -> str:
         """Returns the tables of a file, as Markdown; its stem is not repeated as a heading."""

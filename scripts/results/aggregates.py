@@ -33,9 +33,8 @@ def bootstrap(
 ) -> tuple[Any, Interval]:
     """Returns a statistic over tasks and runs, with its stratified bootstrap interval.
 
-    Args:
-      tasks: scores of each task, `[R]` each, or `[R, K]` for `K` statistics; `R` may differ.
-      statistic: takes the scores of each task, and `axis`.
+    Scores are `[R]`, or `[R, K]` for `K` statistics, of each task; `R` may differ. The statistic
+    takes the scores of each task, and `axis`.
     """
     arrays = [np.asarray(scores, float) for scores in tasks]
     value = statistic(*arrays, axis=0)
@@ -55,35 +54,25 @@ def bootstrap(
 
 
 class Sample(NamedTuple):
-    """Summary of the runs of one task."""
+    """Summary of the runs of one task, or of `K` points of them."""
 
-    mean: float
-    standard_error: float  # standard error of the mean; NaN with one run
+    mean: Any  # float, or `[K]`
+    standard_error: Any  # standard error of the mean; NaN with one run
     runs: int  # how many
 
     @classmethod
-    def of(cls, scores: Sequence[float]) -> "Sample":
-        """Returns the summary of scores."""
+    def of(cls, scores: Sequence[float] | np.ndarray) -> "Sample":
+        """Returns the summary of scores, `[R]` or `[R, K]`."""
         runs = len(scores)
-        error = float(np.std(scores, ddof=1)) / math.sqrt(runs) if runs > 1 else math.nan
-        return cls(float(np.mean(scores)), error, runs)
+        error = np.std(scores, axis=0, ddof=1) / math.sqrt(runs) if runs > 1 else math.nan
+        return cls(np.mean(scores, axis=0), error, runs)
 
     def interval(self) -> Interval:
         """Returns Student's 95% interval of the mean."""
         if self.runs < 2:
             return None
-        width = _students_t(self.runs) * self.standard_error
+        width = stats.t.ppf((1 + _LEVEL) / 2, self.runs - 1) * self.standard_error
         return self.mean - width, self.mean + width
-
-
-def half_width(scores: np.ndarray) -> np.ndarray:
-    """Returns half of Student's 95% interval of means over runs, `[K]`, of scores `[R, K]`."""
-    runs = len(scores)
-    return _students_t(runs) * scores.std(0, ddof=1) / math.sqrt(runs)
-
-
-def _students_t(runs: int) -> float:
-    return float(stats.t.ppf((1 + _LEVEL) / 2, runs - 1))
 
 
 def p_of_equal_means(one: Sequence[float], other: Sequence[float]) -> float | None:

@@ -91,13 +91,14 @@ def read(path: str) -> list[Run]:
       errors.UserError: its configuration cannot be read.
     """
     directory = run_directory.RunDirectory(path)
-    bindings = config.read(directory.read_config(), str(directory.config))
+    bindings = directory.read_values()
     changed = _changes(directory, bindings)
     used = directory.operative_config
     for role in _ROLES:
         if role not in bindings:
             raise errors.UserError(f"'{directory.config}' has no {role}")
-    values = (config.read(used.read_text("utf-8"), str(used)) if used.is_file() else {}) | bindings
+    defaults = config.read(used.read_text("utf-8"), str(used)).values if used.is_file() else {}
+    values = defaults | bindings
     agent, runner = str(values["Experiment.agent"]), str(values["Experiment.runner"])
     options = values.get(f"{runner}.population_values") or {}
     first, runs = values.get("Experiment.seed", 0), []
@@ -121,7 +122,7 @@ def _changes(directory: run_directory.RunDirectory, bindings: Mapping[str, Any])
     """Returns the values over time, as a text, of each parameter that a resume changed."""
     files = {int(x.suffixes[0][1:]): x for x in directory.path.glob("config.*.gin")}
     periods: list[tuple[str, Mapping[str, Any]]] = [
-        (f" to {step:,} steps", config.read(file.read_text("utf-8"), str(file)))
+        (f" to {step:,} steps", config.read(file.read_text("utf-8"), str(file)).values)
         for step, file in sorted(files.items())
     ]
     periods.append(("", bindings))
@@ -214,7 +215,7 @@ def _recorded() -> list[tuple[results.Row, frozenset[tuple[str, str]]]]:
         files = [row.gin_file, command_line.runner_file(row.runner.lower())]
         with contextlib.suppress(errors.UserError):  # a package of the environment is missing
             text = experiment.load(files, row.gin_bindings).text()
-            recorded.append((row, _task(config.read(text, row.name))))
+            recorded.append((row, _task(config.read(text, row.name).values)))
     return recorded
 
 

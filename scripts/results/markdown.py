@@ -46,6 +46,14 @@ def read_json(path: pathlib.Path, make: Callable[[Any], Any]) -> Any:
         raise errors.UserError(f"'{path}' is no file of results ({reason})") from error
 
 
+def without_empty(value: Any) -> Any:
+    """Returns a value of JSON without the fields of its objects that are empty."""
+    if isinstance(value, dict):
+        pairs = value.items()
+        return {key: without_empty(part) for key, part in pairs if part not in (None, (), [], "")}
+    return [*map(without_empty, value)] if isinstance(value, list | tuple) else value
+
+
 def write(path: pathlib.Path, text: str) -> None:
     """Writes a file; raises errors.UserError if that is impossible."""
     with errors.file_errors(f"write '{path}'"):

@@ -119,23 +119,18 @@ def band(curves: Sequence[np.ndarray], x: int = 0) -> Band:
     """Returns the mean over seeds at equal agent steps, and Student's 95% interval of the mean.
 
     Points are all steps of the seeds in the range that all of them have; between its own steps a
-    seed is interpolated. By seconds, each step is at its mean time: at equal times, seeds that
-    compiled for longer would be averaged with others that had learnt for longer. Fewer than three
-    seeds have no interval.
-
-    Args:
-      curves: of each seed, `[K, 3]`; `K` may differ, and is not 0.
-      x: column of the horizontal axis: 0 for agent steps, 1 for seconds.
+    seed is interpolated. By seconds (the column `x` = 1), each step is at its mean time: at equal
+    times, seeds that compiled for longer would be averaged with others that had learnt for longer.
+    Fewer than three seeds have no interval. Curves are `[K, 3]`; `K` may differ, and is not 0.
     """
     start, end = max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves)
     steps = np.concatenate([curve[:, 0] for curve in curves])
     steps = np.unique(np.clip(steps, start, max(start, end)))
     values = np.stack([np.interp(steps, curve[:, 0], curve[:, 2]) for curve in curves])  # [S, K]
     places = np.mean([np.interp(steps, curve[:, 0], curve[:, x]) for curve in curves], axis=0)
-    mean = values.mean(0)
-    width = aggregates.half_width(values) if len(curves) >= _MIN_SEEDS else 0.0
-    extent = (values.min(), values.max())
-    return Band(places, mean, mean - width, mean + width, len(curves), extent)
+    sample, extent = aggregates.Sample.of(values), (values.min(), values.max())
+    bounds = sample.interval() if len(curves) >= _MIN_SEEDS else None
+    return Band(places, sample.mean, *(bounds or (sample.mean, sample.mean)), len(curves), extent)
 
 
 def overall(panels: Sequence[Panel]) -> list[_Drawing]:

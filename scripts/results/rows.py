@@ -249,14 +249,7 @@ def update(name: str, change: Callable[[Row], Row], path: pathlib.Path = PATH) -
 
 def write(rows: Mapping[str, Row], path: pathlib.Path = PATH) -> None:
     """Writes all rows atomically, without empty fields, a line for each run."""
-
-    def kept(value: Any) -> Any:
-        if isinstance(value, dict):
-            pairs = value.items()
-            return {key: kept(part) for key, part in pairs if part not in (None, (), [], "")}
-        return [kept(part) for part in value] if isinstance(value, list | tuple) else value
-
-    entries = [kept(dataclasses.asdict(row)) for row in rows.values()]
+    entries = [markdown.without_empty(dataclasses.asdict(row)) for row in rows.values()]
     lines: list[str] = []
     for run in (run for entry in entries for run in entry.get("runs", ())):
         lines.append(json.dumps(run, ensure_ascii=False))

@@ -53,8 +53,7 @@ class Run:
     def train(self, stop: stop_request.StopRequest) -> bool:
         """Trains, or continues a run that was stopped; its output goes to this process's.
 
-        Args:
-          stop: true after this process received a signal; then the child is stopped, too.
+        After this process received a signal, `stop` is true, and the child is stopped, too.
 
         Returns:
           Whether the run is finished; False if it was stopped.

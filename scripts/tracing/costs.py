@@ -52,12 +52,10 @@ class Loop(NamedTuple):
 
 
 class Costs:
-    """Costs of a program.
+    """Costs of a program, from its text (`jax.stages.Compiled.as_text`).
 
-    Args:
-      text: the compiled program (`jax.stages.Compiled.as_text`).
-      gradient_steps: passes of the loop over gradient steps if its bound is not constant, as in
-        agents that learn from replay.
+    The loop over gradient steps has `gradient_steps` passes if its bound is not constant, as in
+    agents that learn from replay.
 
     Attributes:
       loops: loops with unknown numbers of passes.
@@ -86,7 +84,7 @@ class Costs:
             elif match := _INSTRUCTION.match(line):
                 name, opcode, operands = match.groups()
                 op_name = _OP_NAME.search(line)
-                made = _Instruction(
+                instruction = _Instruction(
                     opcode,
                     op_name[1] if op_name else "",
                     tuple(re.findall(r"%([\w.\-]+)", operands)),
@@ -94,25 +92,26 @@ class Costs:
                     tuple(re.findall(r"[\w.\-]+", " ".join(_CALLED.findall(line)))),
                     line.strip(),
                 )
-                self._instructions[name] = made
+                self._instructions[name] = instruction
                 self._computations[computation].append(name)
-                for called in made.called:
+                for called in instruction.called:
                     self._callers[called].append(name)
                 if opcode == "while":
-                    self._loops |= dict.fromkeys(_LOOP.findall(line)[0], made)
+                    self._loops |= dict.fromkeys(_LOOP.findall(line)[0], instruction)
 
     def _cycles_of(self, computation: str) -> dict[str, float]:
         """Returns the cycles of a computation by part; of branches, the costliest one's."""
         cycles = collections.defaultdict(float)
         for name in self._computations[computation]:
-            found, passes, runs = self._instructions[name], 1.0, []
-            if found.opcode == "while":
-                passes, runs = self._passes(name), list(map(self._count, found.called))
-            elif found.opcode == "conditional":
-                runs = [max(map(self._count, found.called), key=lambda each: sum(each.values()))]
-            elif found.opcode in _RUNNING:
-                runs = map(self._count, found.called)
-            elif match := _CYCLES.search(found.text):
+            instruction, passes, runs = self._instructions[name], 1.0, []
+            if instruction.opcode == "while":
+                passes, runs = self._passes(name), list(map(self._count, instruction.called))
+            elif instruction.opcode == "conditional":
+                branches = map(self._count, instruction.called)
+                runs = [max(branches, key=lambda branch: sum(branch.values()))]
+            elif instruction.opcode in _RUNNING:
+                runs = map(self._count, instruction.called)
+            elif match := _CYCLES.search(instruction.text):
                 runs = [{self._part(name): float(match[1])}]
             for part, value in (pair for run in runs for pair in run.items()):
                 cycles[part] += passes * value
@@ -120,8 +119,8 @@ class Costs:
 
     def _passes(self, name: str) -> float:
         """Returns the passes of a loop; adds a loop with an unknown number to `loops`."""
-        found = self._instructions[name]
-        condition, body = _LOOP.findall(found.text)[0]
+        instruction = self._instructions[name]
+        condition, body = _LOOP.findall(instruction.text)[0]
         compare = self._instructions[self._computations[condition][-1]]
         if compare.opcode == "compare" and "direction=LT" in compare.text:
             counter, limit = compare.operands
@@ -131,22 +130,22 @@ class Costs:
         if part.startswith("learn") and _GRADIENT in self._count(body):
             return self._gradient_steps
         if part != _OTHER:  # not the loop over updates
-            self.loops.append(Loop(sum(self._count(body).values()), _operation(found)))
+            self.loops.append(Loop(sum(self._count(body).values()), _operation(instruction)))
         return 1.0
 
     def _constant(self, name: str) -> int | None:
         """Returns the value of an integer, followed through copies and the state of loops."""
-        found = self._instructions[name]
-        if found.opcode in _ALIASES:
-            return self._constant(found.operands[0])
-        if found.opcode == "constant":
-            match = _CONSTANT.search(found.text)
+        instruction = self._instructions[name]
+        if instruction.opcode in _ALIASES:
+            return self._constant(instruction.operands[0])
+        if instruction.opcode == "constant":
+            match = _CONSTANT.search(instruction.text)
             return int(match[1]) if match else None
-        if found.opcode != "get-tuple-element" or not (loop := self._loop_of(found)):
+        if instruction.opcode != "get-tuple-element" or not (loop := self._loop_of(instruction)):
             return None
         # The body must return the element unchanged.
         body = _LOOP.findall(loop.text)[0][1]
-        index = int(_INDEX.findall(found.text)[0])
+        index = int(_INDEX.findall(instruction.text)[0])
         returned = self._instructions[self._computations[body][-1]].operands[index]
         while self._instructions[returned].opcode in _ALIASES:
             returned = self._instructions[returned].operands[0]
@@ -169,16 +168,16 @@ class Costs:
         return self._loops.get(state.computation) if state.opcode == "parameter" else None
 
     def _part_of(self, name: str) -> str:
-        found = self._instructions[name]
-        if part := _scope(found.op_name):
+        instruction = self._instructions[name]
+        if part := _scope(instruction.op_name):
             return part
-        if "/" not in found.op_name:  # added by XLA
-            read = [each for each in found.operands if each in self._instructions]
-            made = ("constant", "parameter")
-            parts = {self._part(x) for x in read if self._instructions[x].opcode not in made}
+        if "/" not in instruction.op_name:  # added by XLA
+            read = [operand for operand in instruction.operands if operand in self._instructions]
+            inputs = ("constant", "parameter")
+            parts = {self._part(x) for x in read if self._instructions[x].opcode not in inputs}
             if len(parts) == 1 and _OTHER not in parts:
                 return parts.pop()
-        parts = {self._part(caller) for caller in self._callers[found.computation]}
+        parts = {self._part(caller) for caller in self._callers[instruction.computation]}
         return parts.pop() if len(parts) == 1 else _OTHER
 
 

@@ -14,25 +14,16 @@ _ROUNDS = 2  # final rounds of the start and the best
 
 @dataclasses.dataclass
 class Search:
-    """A search and its results so far.
-
-    Attributes:
-      measure: measures settings.
-      budget: seconds.
-      measured: settings and outcomes, in order, beginning with the experiment's.
-      best: the index of the fastest settings; None if no settings could be measured.
-      rounds: rates of the start and of the best, measured again, alternately.
-      complete: whether the time sufficed for all settings.
-      interrupted: whether Ctrl-C ended the search, before the best was measured again.
-    """
+    """A search and its results so far."""
 
     measure: Callable[[candidates.Settings], trial.Outcome]
-    budget: float
-    measured: list[tuple[candidates.Settings, trial.Outcome]]
-    best: int | None = None
+    budget: float  # seconds
+    measured: list[tuple[candidates.Settings, trial.Outcome]]  # the experiment's are the first
+    best: int | None = None  # index of the fastest settings; None if none could be measured
+    # Rates of the start and of the best, measured again, alternately.
     rounds: list[tuple[float, float]] = dataclasses.field(default_factory=list)
-    complete: bool = True
-    interrupted: bool = False
+    complete: bool = True  # the time sufficed for all settings
+    interrupted: bool = False  # Ctrl-C ended the search, before the best was measured again
 
     def __post_init__(self):
         self.start, outcome = self.measured[0]

@@ -57,7 +57,7 @@ def on_devices(function, num_devices=1, in_specs=(), out_specs=REPLICATED):
 def zeros(agent: Any) -> Any:
     """Returns a learner of zeros: to compile orthogonal matrices takes seconds."""
     shapes = jax.eval_shape(agent.init_learner, jax.random.key(0))
-    return jax.tree.map(lambda x: jnp.asarray(np.zeros(x.shape, x.dtype)), shapes)
+    return jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype)), shapes)
 
 
 def moved(params: Any, scale: float, seed: int) -> Any:
@@ -66,7 +66,9 @@ def moved(params: Any, scale: float, seed: int) -> Any:
 
     def move(x):
         noise = np.float32(scale) * rng.standard_normal(x.shape, np.float32)
-        return x + noise if isinstance(x, jax.core.Tracer) else jnp.asarray(np.asarray(x) + noise)
+        return (
+            x + noise if isinstance(x, jax.core.Tracer) else jax.device_put(np.asarray(x) + noise)
+        )
 
     return jax.tree.map(move, params)
 
@@ -78,13 +80,14 @@ def perturbed(learner: Any, scale: float, seed: int) -> Any:
 
 
 def value_and_gradient(function: Any, *inputs: Any) -> tuple[Any, Any]:
-    """Returns the outputs of a function, and the gradient of the sum of their sines."""
+    """Returns the outputs of a function, and the gradient of the sum of their sines, in NumPy."""
 
     def loss(*inputs):
         output = function(*inputs)
         return jnp.sum(jnp.sin(output)), output
 
-    gradient, output = jax.jit(jax.grad(loss, range(len(inputs)), has_aux=True))(*inputs)
+    gradient = jax.jit(jax.grad(loss, range(len(inputs)), has_aux=True))
+    gradient, output = jax.device_get(gradient(*inputs))
     return output, gradient
 
 

@@ -45,7 +45,7 @@ def _sample():
     timestep = experience.random_episodes(0, shape)._replace(observation=observation)
     action = rng.integers(0, 3, (shape[0] - 1, BATCH)).astype(np.int32)
     return replay.Sample(
-        rollout=jax.tree.map(jnp.asarray, types.Rollout(timestep, action, (), ())),
+        rollout=jax.device_put(types.Rollout(timestep, action, (), ())),
         item=None,
         weight=jnp.asarray(rng.random(BATCH), jnp.float32),
         key=jax.random.split(jax.random.key(0), BATCH),
@@ -66,9 +66,10 @@ def _slow_losses(agent, params, target, sample):
     timestep, action = jax.device_get((sample.rollout.timestep, sample.rollout.action))
     core = agent.net.initial_core(BATCH)
 
+    unrolled, project = jax.jit(agent.net.unroll), jax.jit(rlax.categorical_l2_project)
+
     def unroll(params):  # [T + 1, N, ...], of every time step
-        output = agent.net.unroll(params, core, sample.rollout.timestep)[0]
-        output = np.asarray(output, np.float64)
+        output = np.asarray(unrolled(params, core, sample.rollout.timestep)[0], np.float64)
         return output, output if agent.distribution is None else _softmax(output) @ ATOMS
 
     (output, values), (later, later_values) = unroll(params), unroll(target)
@@ -88,7 +89,7 @@ def _slow_losses(agent, params, target, sample):
             losses[b] = 0.5 * (targets[b] - values[begin, b, taken]) ** 2
         else:
             atoms, probabilities = total + discount * ATOMS, _softmax(later[t, b, best])
-            expected = rlax.categorical_l2_project(atoms, probabilities, ATOMS)
+            expected = project(atoms, probabilities, ATOMS)
             ratio = np.maximum(expected, 1e-30) / _softmax(output[begin, b, taken])
             losses[b] = np.sum(expected * np.log(ratio))
     return losses, targets
@@ -143,7 +144,9 @@ def test_noise_is_of_each_sequence_and_of_each_parameters(monkeypatch):
     agent = _agent(noisy=True)
     params, sample, keys = _params(agent, 1), _sample(), []
     time = jnp.zeros((2, BATCH), jnp.int32)
-    same = jax.tree.map(lambda x: jnp.broadcast_to(x[:, :1], x.shape), sample.rollout.timestep)
+    same = jax.tree.map(
+        lambda x: np.broadcast_to(np.asarray(x)[:, :1], x.shape), sample.rollout.timestep
+    )
     outputs = jax.jit(agent._outputs)(params, same, time, sample.key)
     assert np.unique(outputs[0], axis=0).shape[0] == BATCH
     np.testing.assert_array_equal(outputs[0], outputs[1])  # one noise for both time steps
@@ -163,8 +166,9 @@ def test_noise_is_of_each_sequence_and_of_each_parameters(monkeypatch):
 def test_noise_explores_in_training_alone(evaluation, count):
     agent = _agent(noisy=True, epsilon=0.0, epsilon_steps=1)
     learner = jax.jit(agent.init_learner)(jax.random.key(0))._replace(agent_steps=jnp.float32(10))
-    same = jax.tree.map(lambda x: jnp.repeat(x[0, :1], BATCH, 0), _sample().rollout.timestep)
-    same.observation["action_mask"] = jnp.ones((BATCH, 3), bool)
+    same = jax.device_get(_sample().rollout.timestep)
+    same = jax.tree.map(lambda x: np.repeat(x[0, :1], BATCH, 0), same)
+    same.observation["action_mask"] = np.ones((BATCH, 3), bool)
     key = jax.random.split(jax.random.key(1), BATCH)
     core = agent.init_actor(jnp.arange(BATCH), BATCH)
     act = jax.jit(functools.partial(agent.act, evaluation=evaluation))

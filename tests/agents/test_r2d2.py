@@ -6,7 +6,6 @@ Axis legend: `T` time, `B` streams, `A` actions.
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -65,11 +64,14 @@ def _chosen(q_values, action):
 def _slow_errors(rollout, taken, bootstrap, until=LENGTH):
     """Returns errors `[until - BURN_IN, B]` against rescaled n-step returns, and priorities."""
     timestep = rollout.timestep._replace(reward=0.5 * rollout.timestep.reward)
-    timestep, values = jax.tree.map(
-        lambda x: x[BURN_IN : until + 1], (timestep, categorical.signed_parabolic(bootstrap))
-    )
-    goal = returns.n_step(timestep, values, 0.9, 3)
-    error, last = categorical.signed_hyperbolic(goal) - taken[BURN_IN:until], timestep.last()[:-1]
+    timestep, bootstrap = jax.tree.map(lambda x: x[BURN_IN : until + 1], (timestep, bootstrap))
+
+    @jax.jit
+    def goals():
+        values = categorical.signed_parabolic(bootstrap)
+        return categorical.signed_hyperbolic(returns.n_step(timestep, values, 0.9, 3))
+
+    error, last = np.asarray(goals()) - taken[BURN_IN:until], timestep.last()[:-1]
     sizes = [np.abs(column[~ended]) for column, ended in zip(error.T, last.T)]
     return error, np.array([0.9 * size.max() + 0.1 * size.mean() for size in sizes])
 
@@ -90,7 +92,8 @@ def test_the_loss_equals_a_slow_one(given, loss):
     """Burn-in, double Q-learning among legal actions, truncations, rescaling, weights."""
     params, target, rollout = given
     weight = np.linspace(0.2, 1.0, NUM).astype(np.float32)
-    (gradient, target_gradient, data_gradient), learnt = loss(params, target, rollout, weight)
+    results = jax.device_get(loss(params, target, rollout, weight))
+    (gradient, target_gradient, data_gradient), learnt = results
     online, older = _slow_values(params, rollout), _slow_values(target, rollout)
     best = np.argmax(_legal(online, rollout), axis=-1)
     assert np.any(best != np.argmax(online, axis=-1))
@@ -121,7 +124,8 @@ def test_initial_priorities_equal_slow_ones(given):
         rollout.extras.value, categorical.signed_parabolic(best)[:-1], rtol=1e-4, atol=1e-4
     )
     _, priority = _slow_errors(rollout, taken, best, until=LENGTH - 1)
-    np.testing.assert_allclose(AGENT.initial_priorities((), rollout), priority[None], rtol=1e-4)
+    found = jax.jit(AGENT.initial_priorities)((), rollout)
+    np.testing.assert_allclose(found, priority[None], rtol=1e-4)
     # Actions are legal, and most of them are the best ones.
     assert _chosen(rollout.timestep.observation["action_mask"][:-1], rollout.action).all()
     is_greedy = np.argmax(_legal(online, rollout)[:-1], axis=-1) == rollout.action
@@ -129,12 +133,15 @@ def test_initial_priorities_equal_slow_ones(given):
 
 
 def test_streams_explore_by_their_global_number():
-    part = AGENT.init_actor(jnp.arange(4, 8), 8).epsilon
-    whole = AGENT.init_actor(jnp.arange(8), 8).epsilon
-    np.testing.assert_array_equal(part, whole[4:])
-    np.testing.assert_allclose(whole, 0.4 ** (1.0 + np.arange(8)), rtol=1e-6)
-    np.testing.assert_allclose(AGENT.init_actor(jnp.arange(1), 1).epsilon, 0.4)
-    np.testing.assert_allclose(AGENT.init_actor(jnp.arange(3), 8, True).epsilon, 1e-3)
+    @functools.partial(jax.jit, static_argnums=(1, 2))
+    def epsilon(env_id, num_envs, evaluation=False):
+        return AGENT.init_actor(env_id, num_envs, evaluation).epsilon
+
+    whole = 0.4 ** (1.0 + np.arange(8))
+    np.testing.assert_allclose(epsilon(np.arange(8), 8), whole, rtol=1e-6)
+    np.testing.assert_allclose(epsilon(np.arange(4, 8), 8), whole[4:], rtol=1e-6)
+    np.testing.assert_allclose(epsilon(np.arange(1), 1), 0.4)
+    np.testing.assert_allclose(epsilon(np.arange(3), 8, True), 1e-3)
 
 
 def test_steps_that_would_never_be_learnt_from_are_refused(given):

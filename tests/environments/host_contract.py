@@ -18,7 +18,7 @@ def check_contract(
     assert host_contract.environment_faults(factory, num_steps) == []
     if not random:
         env_id = np.arange(host_contract.NUM_STREAMS, dtype=np.int32)
-        with host_contract.made(factory, env_id) as host:
+        with host_contract.simulators(factory, env_id) as host:
             return host_contract.record(host, factory.spec, num_steps)
     recordings = host_contract.equal_actions(factory, num_steps)
     assert host_contract.num_different(recordings) == 2 * host_contract.NUM_STREAMS

@@ -6,6 +6,7 @@ import numpy as np
 
 from environments import catch
 from podracers import types
+from tests import streams
 
 # Ball row, ball column, paddle, action -> paddle, reward, discount, step type.
 TABLE = [
@@ -35,7 +36,8 @@ def test_step_table():
 
 
 def test_reset_draws_every_column():
-    _, timestep = jax.vmap(catch.Catch().reset)(jax.random.split(jax.random.key(0), 100))
+    keys = jax.random.split(jax.random.key(0), 100)
+    _, timestep = streams.evaluate(jax.vmap(catch.Catch().reset), keys)
     observation = np.asarray(timestep.observation)[..., 0]
     assert np.all(observation[:, 9, 2] == 1.0)  # the paddle starts in the middle
     assert np.all(observation.sum((1, 2)) == 2.0)

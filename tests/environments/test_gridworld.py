@@ -62,7 +62,8 @@ def test_paths_turn_at_random():
     world = gridworld.GridWorld(rows=3, columns=3, wall_density=1.0)
     start, goal = jnp.array([0, 0]), jnp.array([2, 2])
     keys = jax.random.split(jax.random.key(3), 200)
-    paths = np.asarray(jax.vmap(lambda key: world._random_path(start, goal, key))(keys))
+    path = jax.vmap(lambda key: world._random_path(start, goal, key))
+    paths = np.asarray(jax.jit(path)(keys))
     kinds = collections.Counter(path.tobytes() for path in paths)
     assert len(kinds) == 6  # 4 choose 2
     assert min(kinds.values()) > 10
@@ -84,6 +85,7 @@ MOVES = [
 
 
 WORLD = gridworld.GridWorld(rows=3, columns=3, max_episode_steps=10)
+STEP = jax.jit(WORLD.step)
 
 
 def _place(agent, time=0):
@@ -95,9 +97,8 @@ def _place(agent, time=0):
 
 
 def test_moves():
-    step = jax.jit(WORLD.step)
     for agent, action, expected in MOVES:
-        state, timestep = step(_place(agent), jnp.int32(action))
+        state, timestep = STEP(_place(agent), jnp.int32(action))
         assert tuple(np.asarray(state.agent)) == expected
         assert (timestep.reward, timestep.discount) == (0.0, 1.0)
         assert timestep.step_type == types.MID
@@ -115,5 +116,5 @@ def test_moves():
     ],
 )
 def test_goal_terminates_and_limit_truncates(agent, time, action, expected):
-    _, timestep = WORLD.step(_place(agent, time), jnp.int32(action))
+    _, timestep = STEP(_place(agent, time), jnp.int32(action))
     assert (timestep.reward, timestep.discount, timestep.step_type) == expected

@@ -133,9 +133,6 @@ MISTAKES = [
             ),
             ("action", spaces.Box(0, 5, (2,), np.int64), "Box (int64)"),
             ("action", spaces.OneOf([spaces.Discrete(2)]), "got gymnasium.spaces.oneof.OneOf"),
-            ("action", spaces.Sequence(spaces.Discrete(2)), "spaces.sequence.Sequence"),
-            ("action", spaces.Graph(_BOX, None), "spaces.graph.Graph"),
-            ("action", spaces.Text(5), "spaces.text.Text"),
             ("action", _LARGE, "Own/Spaces-v0: number of values of its action: "),
             ("action", spaces.MultiDiscrete([2, 2**33]), "expected at most 2147483647, got 8589"),
             ("observation", _LARGE, "number of values of its observation: "),
@@ -145,7 +142,6 @@ MISTAKES = [
                 "its observation['0']: ",
             ),
             ("observation", spaces.Graph(_BOX, None), "graph.Graph"),
-            ("observation", spaces.Sequence(_BOX), "sequence.Sequence"),
         )
     ),
     (
@@ -234,11 +230,9 @@ MISTAKES = [
     *(
         (randomized.Randomized, (other, {"body_mass": (0.5, 2.0)}), words)
         for other, words in (
-            (jumanji.Jumanji("Snake-v1"), "Snake-v1 (environments.jumanji.Jumanji) has no param"),
             (gymnax.Gymnax("CartPole-v1"), "CartPole-v1 (environments.gymnax.Gymnax) has no para"),
             (catch.Catch, "Catch (environments.catch.Catch) has no parameters"),
             (envpool.EnvPool("CartPole-v1"), "expected a JAX environment, got a host environment"),
-            (brax.Brax("fast"), "fast (environments.brax.Brax) has no parameters"),
             (wrappers.TimeLimit(cartpole.CartPole, 9), "without wrappers, which go around"),
             (wrappers.StickyActions(cartpole.CartPole), "got environments.wrappers.StickyActions"),
             (
@@ -321,14 +315,10 @@ WRONG_RESULTS = [
     ({"step": (_ZEROS, 0.0)}, "step returned 2 values; expected 5 (observation, reward, term"),
     (_step(reward=None), "reward: expected float32[], got NoneType"),
     (_step(reward=np.zeros(1)), "reward: expected float32[], got float64[1]"),
-    (_step(reward=[1.0, 0.0]), "reward: expected float32[], got list[2]"),
     (_step(reward=-1e39), "reward: the value -1e+39 lies outside of float"),
     (_step(terminated=np.zeros(1)), "terminated: expected bool[], got bool[1]"),
-    (_step(truncated=np.zeros(2, bool)), "truncated: expected bool[], got bool[2]"),
     (_step(x=[1.0]), "info['x'], which Gymnasium.metrics names: expected a number, got list"),
-    (_step(x=np.zeros(1)), "names: expected a number, got ndarray"),
     (_step(np.zeros(4)), "observation: expected float32[3], got float64[4"),
-    (_seen(np.zeros((1, 3))), "observation: expected float32[3], got float64[1, 3]"),
     (_seen(np.array(["a", "b", "c"])), "observation: expected float32[3], got <U1[3]"),
     (_seen(np.array([1e300, 0, 0])), "observation: the value 1e+300 lies outside of float"),
     (_seen(np.zeros(3), spaces.Box(0, 9, (3,), np.int32)), "expected int32[3], got float64[3]"),

@@ -9,6 +9,7 @@ import pytest
 
 from environments import probes
 from podracers import types
+from tests import streams
 
 GAMMA = 0.9
 DISCRETE = (
@@ -81,7 +82,7 @@ def test_the_illegal_action_has_the_highest_reward():
     probe = probes.MaskedAction()
     for cue in range(3):
         state = probes.State(jnp.int32(cue), jnp.int32(0))
-        _, timestep = jax.vmap(probe.step, (None, 0))(state, jnp.arange(3))
+        _, timestep = streams.evaluate(jax.vmap(probe.step, (None, 0)), state, np.arange(3))
         assert np.argmax(timestep.reward) == cue
         assert timestep.reward[cue] == probe.illegal_reward > 5 * probe.value(0.9).max()
         mask = probe.observations()["action_mask"][cue]
@@ -92,7 +93,7 @@ def test_a_privileged_reward_pays_for_an_action_that_is_better_on_average():
     probe = probes.PrivilegedReward()
     start = probes.State(jnp.arange(2), jnp.zeros(2, jnp.int32))
     for action, rewards in enumerate(([0.0, 0.0], probe.value(GAMMA))):
-        _, timestep = jax.vmap(probe.step, (0, None))(start, action)
+        _, timestep = streams.evaluate(jax.vmap(probe.step, (0, None)), start, action)
         np.testing.assert_array_equal(timestep.reward, rewards)
         np.testing.assert_array_equal(timestep.observation["privileged_state"], [[-1.0], [1.0]])
         np.testing.assert_array_equal(timestep.observation["state"], 1.0)
@@ -120,7 +121,8 @@ def test_a_bandit_pays_only_with_the_previous_reward(length):
         return jnp.sum(timestep.reward), timestep.observation
 
     plans = np.array(list(itertools.product(range(2), repeat=length)))
-    returns, seen = jax.vmap(jax.vmap(total, (None, 0)), (0, None))(jnp.arange(2), plans)
+    totals = jax.vmap(jax.vmap(total, (None, 0)), (0, None))
+    returns, seen = streams.evaluate(totals, np.arange(2, dtype=np.int32), plans)
     # Observations are constant, so that a policy without the reward is a mixture of plans.
     np.testing.assert_array_equal(seen, 1.0)
     np.testing.assert_array_equal(np.mean(returns, axis=0), probe.return_without_inputs)
@@ -136,5 +138,5 @@ def test_continuous_targets_are_inside_the_bounds_and_best():
     assert np.all(targets > action.minimum) and np.all(targets < action.maximum)
     state = probes.State(jnp.arange(2), jnp.zeros((2,), jnp.int32))
     for distance, reward in ((0.0, probe.value(0.9)), (0.1, 1.0 - 0.02)):
-        _, timestep = jax.vmap(probe.step)(state, jnp.asarray(targets + distance))
+        _, timestep = streams.evaluate(jax.vmap(probe.step), state, targets + np.float32(distance))
         np.testing.assert_allclose(timestep.reward, reward, rtol=1e-5)

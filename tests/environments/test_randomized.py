@@ -54,7 +54,7 @@ def test_factors_are_constant_in_an_episode_and_differ_between_episodes_and_stre
 def test_factors_are_uniform_and_do_not_depend_on_other_parameters():
     def draw(ranges):
         candidate = randomized.Randomized(SHORT, ranges)
-        return jax.vmap(candidate.reset)(jax.random.split(KEY, 2000))
+        return streams.evaluate(jax.vmap(candidate.reset), jax.random.split(KEY, 2000))
 
     state, timestep = draw(RANGES)
     numbers = np.stack([state.factors["mass"], state.factors["gravity"], *timestep.observation.T])

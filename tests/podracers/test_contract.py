@@ -222,7 +222,7 @@ FAULTS = {
     "spec.num_agents is 0, expected 1, or more": _with(
         spec=environment.EnvironmentSpec("Good", Good.observed, Good.action, num_agents=0)
     ),
-    "the key 'active', reserved for agents that may be out": _with(
+    "the key 'active', reserved for one of several agents that may be out": _with(
         observed={**Good.observed, "active": specs.Array((), np.bool_)}
     ),
     "leaf 'reward': expected float32[2], got float32[] (the first axis is that of 2 agents)": (

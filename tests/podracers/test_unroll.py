@@ -94,14 +94,17 @@ def test_rollouts_equal_a_slow_loop():
 
 
 def test_a_stream_begins_other_episodes_after_two_billion():
-    state, _ = ENVIRONMENT.init(jax.random.split(jax.random.key(0), NUM_STREAMS))
-    starts = []
-    for episode in (-1, errors.INT32_MAX - 1, errors.INT32_MAX, -errors.INT32_MAX):
+    state, _ = jax.jit(ENVIRONMENT.init)(jax.random.split(jax.random.key(0), NUM_STREAMS))
+
+    @jax.jit
+    def first(episode):
         ended = state._replace(episode=jnp.full_like(state.episode, episode), last=~state.last)
-        _, timestep = ENVIRONMENT.step(ended, jnp.zeros(NUM_STREAMS, jnp.int32))
-        assert np.all(timestep.first())
-        starts.append(np.asarray(timestep.observation).tobytes())
-    assert len(set(starts)) == 4
+        return ENVIRONMENT.step(ended, jnp.zeros(NUM_STREAMS, jnp.int32))[1]
+
+    episodes = np.int32([-1, errors.INT32_MAX - 1, errors.INT32_MAX, -errors.INT32_MAX])
+    timesteps = [first(episode) for episode in episodes]
+    assert all(np.all(timestep.first()) for timestep in timesteps)
+    assert len({np.asarray(timestep.observation).tobytes() for timestep in timesteps}) == 4
 
 
 def test_steps_per_pass_reaches_the_loop():
@@ -117,10 +120,12 @@ _EXACT = {_FLAG: True} if _FLAG in os.environ["XLA_FLAGS"] else None
 
 def test_chunked_resets_are_exact_for_every_set_of_ended_streams():
     keys = jax.random.split(jax.random.key(0), NUM_BATCHED)
-    state, _ = unroll.BatchedEnvironment(GAME).init(keys)
-    state = state._replace(episode=jnp.arange(NUM_BATCHED))  # each in another episode
-    patterns = jnp.arange(2**NUM_BATCHED)[:, None] >> jnp.arange(NUM_BATCHED) & 1 == 1
-    action = jnp.ones((NUM_BATCHED,), jnp.int32)
+    state, _ = jax.jit(unroll.BatchedEnvironment(GAME).init)(keys)
+    state = state._replace(
+        episode=np.arange(NUM_BATCHED, dtype=np.int32)
+    )  # each in another episode
+    patterns = np.arange(2**NUM_BATCHED)[:, None] >> np.arange(NUM_BATCHED) & 1 == 1
+    action = np.ones((NUM_BATCHED,), np.int32)
 
     def outcomes(reset_batch):
         environment = unroll.BatchedEnvironment(GAME, reset_batch)

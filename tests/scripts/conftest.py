@@ -11,6 +11,7 @@ import matplotlib
 import pytest
 
 from podracers.commands import command_line
+from tests import processes
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,25 @@ def _imported(name):
     return importlib.import_module(f"{package}.{name}")
 
 
-@pytest.fixture(scope="module")
+# Enough episodes that other ones have another mean return.
+_MANY = """
+experiment.Experiment.evaluation_episodes = 300
+experiment.Experiment.greedy_evaluation_episodes = 200
+"""
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory, run):
+    """The directory of an uninterrupted run, beside its configuration `tiny.gin`; copy it."""
+    folder = tmp_path_factory.mktemp("reference")
+    config = processes.config_file(folder, _MANY)
+    result = run("train", "--gin_file", config, "--run_dir", folder / "reference")
+    assert result.returncode == 0, result.stderr
+    assert "Results" in result.stdout
+    return folder / "reference"
+
+
+@pytest.fixture(scope="session")
 def call():
     """Calls the `main` of a module with these words, and returns its exit code."""
 
@@ -43,7 +62,7 @@ def call():
     return call
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def run(call):
     """Runs a script like `processes.run`, in this process."""
 

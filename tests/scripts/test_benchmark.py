@@ -154,20 +154,10 @@ LPG = ("NUM_ENVS = 2", "Lifetimes.num_envs = 2", "LPG.hidden_size = 4")
 
 
 @pytest.mark.slow
-def test_gradient_steps_are_the_time_that_learning_adds(scripts):
-    found = scripts.device._gradients(1, (256,)).rows
-    acting, gradient, learning = (row.median for row in found)
-    assert acting > 0.0 and gradient > 0.0
-    # 256 x 128 transitions in 4 minibatches.
-    assert learning == pytest.approx(8192 / gradient, rel=1e-4)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "bindings", "expected"),
     [
         ("sebulba_impala", SEBULBA, ("ratio, turn by turn", "Sebulba / EnvPool alone")),
-        ("device_sebulba", SEBULBA, ("ratio, turn by turn", "small network / EnvPool alone")),
         ("dqn", ("NUM_ENVS = 8", "ROLLOUT_LENGTH = 8"), ("memory of the update", "replay")),
         ("entered", (), ("entered", "update")),
         ("lpg", LPG, ("memory of the compiled update", "Anakin, recomputing")),

@@ -2,12 +2,10 @@
 
 import re
 
-import gymnasium as gym
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from environments import catch, gymnasium, probes
+from environments import catch, probes
 from tests import documented, processes
 
 HERE = "tests.scripts.test_check"
@@ -29,77 +27,25 @@ class Faulty(catch.Catch):
         return state, timestep._replace(reward=jnp.int32(0), discount=jnp.int32(1))
 
 
-class Layout(catch.Catch):
-    """Draws its goal when it is made, with a generator that no seed determines."""
-
-    def __init__(self):
-        super().__init__()
-        object.__setattr__(self, "goal", np.random.random())
-
-    def step(self, state, action):
-        state, timestep = super().step(state, action)
-        return state, timestep._replace(reward=timestep.reward * jnp.float32(self.goal))
-
-
-def dice():
-    return gymnasium.Gymnasium(f"{HERE}:Dice-v0")
-
-
-class Dice(gym.Env):
-    """Throws a die of NumPy's global generator."""
-
-    observation_space = gym.spaces.Discrete(6)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.random.randint(6), {}
-
-    def step(self, action):
-        return np.random.randint(6), 0.0, False, False, {}
-
-
-gym.register("Dice-v0", entry_point=Dice)
-
-
-FAULTS = {
-    f"{HERE}.Faulty": ["step: leaf 'reward'", "step: leaf 'discount'"],
-    f"{HERE}.Layout": ["one seed gives different episodes: it draws from a generator without"],
-    f"{HERE}.dice": ["one seed gives different episodes: it draws from NumPy's global generator"],
-    f"{HERE}:Dice-v0": ["one seed gives different episodes: it draws from NumPy's global"],
-}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_faults_are_listed_one_a_line(run, name):
+def test_faults_are_listed_one_a_line(run):
+    """`test_contract.py` and `test_host_contract.py` have all faults."""
+    name = f"{HERE}.Faulty"
     result = run("check", name)
     lines = [line for line in result.stdout.splitlines() if line.startswith(f"{name}: ")]
     assert (result.returncode, "ok" in result.stdout.splitlines()) == (2, False), result.stderr
-    assert len(lines) == len(FAULTS[name])
-    for line, fault in zip(lines, FAULTS[name]):
-        assert line.startswith(f"{name}: {fault}")
+    assert re.findall(r"step: leaf '(\w+)'", "".join(lines)) == ["reward", "discount"]
+    assert len(lines) == 2
 
 
-GOOD = {
-    "environments.catch.Catch": [
-        "Catch: time limit 9",
-        "  observation: float32[10, 5, 1], from 0 to 1",
-        "  action: int32[], 3 values",
-        "one key twice ... T s",
-        "1000 random steps of 8 streams, compiled ... T s",
-    ],
+GOOD = {  # words of the description
+    "environments.catch.Catch": ["time limit 9", "float32[10, 5, 1], from 0 to 1", "3 values"],
     "tests.environments.own_games:Own/Walk-v0": [
-        "  observation['action_mask']: bool[3], mask of legal actions",
-        "  observation['pair']['1']: int32[2], from 0 to 9, not the same for each component, "
-        "one-hot",
-        "  observation['place']: float32[2]",
-        "  observation['room']: int32[], 7 values, one-hot",
-        "no picture: Own/Walk-v0 has no render mode 'rgb_array', which a video needs ... T s",
-        "one seed twice, together and with other neighbours ... T s",
-        "different streams: 8 of 8; N episodes ended, N truncated",
+        "observation['action_mask']: bool[3], mask of legal actions",
+        "observation['pair']['1']: int32[2], from 0 to 9, not the same for each component, one-hot",
+        "no picture: Own/Walk-v0 has no render mode 'rgb_array', which a video needs ... ",
+        "different streams: 8 of 8; ",
     ],
-    "envpool:Pendulum-v1": ["  action: float32[1], from -2 to 2"],
-    "FrozenLake8x8-v1": ["  observation: int32[], 64 values, one-hot"],  # Gymnasium's
+    "FrozenLake8x8-v1": ["observation: int32[], 64 values, one-hot"],  # Gymnasium's
     "Freeway-v5": ["Freeway-v5: time limit 27000"],  # EnvPool's
     "jumanji:Snake-v1": ["Snake-v1: time limit 4000"],
 }
@@ -107,15 +53,14 @@ GOOD = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if i > 2 else ()) for i, name in enumerate(GOOD)],
+    [pytest.param(name, marks=pytest.mark.slow if i > 1 else ()) for i, name in enumerate(GOOD)],
 )
 def test_a_good_environment_is_described_and_ends_with_ok(run, name):
     result = run("check", name)
     assert result.returncode == 0, result.stdout + result.stderr
-    text = re.sub(r" \d+\.\d s$", " T s", result.stdout, flags=re.M)
-    lines = re.sub(r"[1-9]\d* (episodes ended|truncated)", r"N \1", text).splitlines()
-    assert lines[-1] == "ok"
-    assert [line for line in lines if line in GOOD[name]] == GOOD[name]
+    assert result.stdout.endswith("\nok\n")
+    for words in GOOD[name]:
+        assert words in result.stdout
 
 
 def test_metrics_are_described(tools):
@@ -154,5 +99,3 @@ def test_agents_are_checked_on_two_devices(tmp_path):
     assert result.stdout.startswith("shapes and dtypes") and result.stdout.endswith("\nok\n")
     result = processes.run("check", "local.ActorCritic", *task, **options)
     processes.assert_mistake(result, "local.ActorCritic: copies of 'learner/params/params/Dense_0")
-    result = processes.run("check", "environments.catch.Catch", *task, **options)
-    processes.assert_mistake(result, "environments.catch.Catch")

@@ -1,7 +1,6 @@
 """Tests of comparisons of runners: the runs, the numbers, the picture, and signals."""
 
 import json
-import pathlib
 import signal
 
 import numpy as np
@@ -50,18 +49,14 @@ def test_runs_are_trained_once_and_compared(compared, run):
         "[1/2] anakin, seed 0: training",
         "[2/2] short, seed 0: training",
     ]
-    written = json.loads((output / "comparison.json").read_text())
-    for each in written["runs"]:
-        summary = json.loads(pathlib.Path(each["run_dir"], "summary.json").read_text())
-        assert each["summary"] == summary
-        assert (summary["seed"], summary["environment_steps"]) == (each["seed"], STEPS)
-        assert f"--run_dir {each['run_dir']}" in each["command"]
-        row = written["runners"][each["runner"]]
-        assert row["final_return"] == summary["evaluation"]["return"]
-        assert f"{summary['steps_per_second']:,.2f}".removesuffix(".00") in result.stdout
-    assert (output / "comparison.png").stat().st_size > 10_000  # bytes
     summaries = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/*/summary.json")}
     assert len(summaries) == 2
+    for path in summaries:
+        summary = json.loads(path.read_text())
+        assert (summary["seed"], summary["environment_steps"]) == (0, STEPS)
+        for number in (summary["evaluation"]["return"], summary["steps_per_second"]):
+            assert f"{number:,.2f}".removesuffix(".00") in result.stdout
+    assert (output / "comparison.png").stat().st_size > 10_000  # bytes
     again = run("compare", *words)
     assert again.returncode == 0, again.stderr
     assert "[2/2] short, seed 0: finished before" in again.stdout

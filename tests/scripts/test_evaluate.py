@@ -7,7 +7,6 @@ import shutil
 
 import jax
 import numpy as np
-import pytest
 from PIL import Image
 
 from podracers import evaluation, trees
@@ -16,25 +15,10 @@ from tests import processes
 
 TRAIN, EVALUATE = "train", "evaluate"
 
-# Enough episodes that other ones have another mean return.
-_MANY = """
-experiment.Experiment.evaluation_episodes = 300
-experiment.Experiment.greedy_evaluation_episodes = 200
-"""
 
-
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory, run):
-    folder = tmp_path_factory.mktemp("evaluate")
-    config = processes.config_file(folder, _MANY)
-    result = run(TRAIN, "--gin_file", config, "--run_dir", folder / "run")
-    assert result.returncode == 0, result.stderr
-    return folder / "run"
-
-
-def test_the_script_evaluates_the_newest_checkpoint_and_draws_an_episode(run_dir, run, tmp_path):
+def test_the_script_evaluates_the_newest_checkpoint_and_draws_an_episode(reference, run, tmp_path):
     video = tmp_path / "catch.gif"
-    result = run(EVALUATE, "--run_dir", run_dir, "--episodes", 16, "--video", video)
+    result = run(EVALUATE, "--run_dir", reference, "--episodes", 16, "--video", video)
     assert (result.returncode, result.stderr) == (0, "")
     found = re.match(r"step 2,560: return (-?[\d.]+) ± ", result.stdout)
     assert -1.0 <= float(found[1]) <= 1.0
@@ -65,24 +49,24 @@ def _lines(run_dir):
     ]
 
 
-def test_prints_the_returns_of_the_summary(run_dir, run):
-    result = run(EVALUATE, "--run_dir", run_dir)
+def test_prints_the_returns_of_the_summary(reference, run):
+    result = run(EVALUATE, "--run_dir", reference)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == _lines(run_dir)
-    other = run(EVALUATE, "--run_dir", run_dir, "--seed", 5).stdout.splitlines()
-    assert len(other) == 2 and other != _lines(run_dir)
-    other = run(EVALUATE, "--run_dir", run_dir, "--best", "--episodes", 16).stdout
-    best = json.loads((run_dir / "summary.json").read_text())["best_checkpoint"]
+    assert result.stdout.splitlines() == _lines(reference)
+    other = run(EVALUATE, "--run_dir", reference, "--seed", 5).stdout.splitlines()
+    assert len(other) == 2 and other != _lines(reference)
+    other = run(EVALUATE, "--run_dir", reference, "--best", "--episodes", 16).stdout
+    best = json.loads((reference / "summary.json").read_text())["best_checkpoint"]
     assert other.startswith(f"step {best:,}: ")
     assert other.count("over 16 episodes") == 2
 
 
 def test_a_run_is_read_without_its_code_and_other_code_is_named_before(
-    run_dir, run, tmp_path, caplog
+    reference, run, tmp_path, caplog
 ):
-    trusted = trained.load(run_dir, best=True)
+    trusted = trained.load(reference, best=True)
     path = tmp_path / "run"
-    shutil.copytree(run_dir, path, ignore=shutil.ignore_patterns(".lock"))
+    shutil.copytree(reference, path, ignore=shutil.ignore_patterns(".lock"))
     with (path / "config.gin").open("a") as file:
         file.write("import a_strangers_lab\ninclude 'a_strangers.gin'\n")
     step, params = trained.params(path, best=True)

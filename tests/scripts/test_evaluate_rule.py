@@ -1,11 +1,12 @@
 """Tests of the evaluation of rules that were meta-trained in this process."""
 
+import dataclasses
 import json
-import re
 
 import pytest
 
 from agents.meta.lpg import rule_file
+from podracers.training import trained
 from tests import processes
 
 _TINY = """
@@ -70,23 +71,19 @@ def test_rules_are_evaluated_and_saved(run_dir, run):
 
 
 @pytest.mark.slow
-def test_user_mistakes(run_dir, run, train):
-    folder = run_dir.parent
-    short = ("--gin_bindings", "TOTAL_STEPS = 48", "--gin_bindings", "LPG.hidden_size = 16")
-    larger = train(folder / "larger", "--gin_file", folder / "tiny.gin", *short)
-    other = folder / "other"
-    other.mkdir()
-    ppo = train(other / "run", "--gin_file", processes.config_file(other))
-    cases = {
-        (run_dir, larger): "hidden_size=8, .* got Rule\\(hidden_size=16",
-        (ppo,): "expected the agent LPG, got PPO",
-        (run_dir, "--lifetimes", 1): "--lifetimes",
-        (run_dir, run_dir, "--save", folder / "two.npz"): "expected one rule, got 2",
-    }
-    for words, phrase in cases.items():
-        result = run("evaluate_rule", "--run_dir", *words)
-        assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
-        assert re.search(phrase, result.stderr), result.stderr
+def test_user_mistakes(run_dir, reference, run, monkeypatch):
+    for words, phrase in (
+        ((reference,), "expected the agent LPG, got PPO"),
+        ((run_dir, "--lifetimes", 1), "--lifetimes"),
+        ((run_dir, run_dir, "--save", run_dir / "two.npz"), "expected one rule, got 2"),
+    ):
+        processes.assert_mistake(run("evaluate_rule", "--run_dir", *words), phrase)
+    policy = trained.load(run_dir)
+    larger = dataclasses.replace(policy.parts.agent, hidden_size=16)
+    policies = iter([policy, policy._replace(parts=policy.parts._replace(agent=larger))])
+    monkeypatch.setattr(trained, "load", lambda path: next(policies))
+    result = run("evaluate_rule", "--run_dir", run_dir, run_dir)
+    processes.assert_mistake(result, "hidden_size=8", "got Rule(hidden_size=16")
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Tests of training as a user starts, stops, kills and resumes it."""
 
-import hashlib
 import json
 import os
 import pathlib
@@ -14,8 +13,7 @@ import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
 from podracers.commands import train
-from podracers.training import config as gin_config
-from podracers.training import loggers, trained
+from podracers.training import loggers
 from tests import processes
 
 _HERE = "train"  # in this process, for the fixture `run`
@@ -33,29 +31,14 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("train")
-
-
-@pytest.fixture(scope="module")
-def config(folder):
-    return processes.config_file(folder)
-
-
-@pytest.fixture(scope="module")
-def reference(folder, config, run):
-    """An uninterrupted run."""
-    path = folder / "reference"
-    result = run(_HERE, "--gin_file", config, "--run_dir", path)
-    assert result.returncode == 0, result.stderr
-    assert "Results" in result.stdout
-    return path
+def config(reference):
+    return reference.parent / "tiny.gin"
 
 
 def test_a_run_leaves_its_files(reference):
     summary = json.loads((reference / "summary.json").read_text())
     assert (summary["environment_steps"], summary["updates"]) == (2560, 40)
-    assert summary["evaluation"]["episodes"] == 8
+    assert summary["evaluation"]["episodes"] == 300
     assert summary["wall_time_s"] > summary["first_dispatch_s"] > 0.0
     assert summary["memory"].keys() == {"process"}  # of the machine's: CPUs have none of their own
     assert summary["memory"]["process"] > 0.1  # GB
@@ -83,9 +66,9 @@ def _steps(path):
 @pytest.mark.exact
 @pytest.mark.slow
 def test_a_run_that_is_killed_stopped_and_resumed_equals_an_uninterrupted_one(
-    reference, folder, config
+    reference, tmp_path, config
 ):
-    path = folder / "interrupted"
+    path = tmp_path / "run"
     often = "from podracers.training import run; run._SAVE_PERIOD = 0.0\n"
     often += "from podracers.commands import train; train.command()"
     begin = ("--gin_file", config, "--run_dir", path)
@@ -97,17 +80,16 @@ def test_a_run_that_is_killed_stopped_and_resumed_equals_an_uninterrupted_one(
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert _steps(path) % 512
-    for number in (signal.SIGTERM, signal.SIGINT):
-        lines = processes.num_lines(path) + 4  # it is cut back to the checkpoint before it grows
-        process = processes.start("train", "--run_dir", path, "--resume")
-        stopped = processes.interrupt(
-            process, number, lambda lines=lines: processes.num_lines(path) >= lines
-        )
-        assert stopped.returncode == 0, stopped.stderr
-        assert "Traceback" not in stopped.stderr
-        steps = int(re.search(r"stopped at ([\d,]+) steps", stopped.stdout)[1].replace(",", ""))
-        assert _steps(path) == steps and steps < 2560
-        assert not (path / "summary.json").exists()
+    lines = processes.num_lines(path) + 4  # it is cut back to the checkpoint before it grows
+    process = processes.start("train", "--run_dir", path, "--resume")
+    stopped = processes.interrupt(
+        process, signal.SIGINT, lambda: processes.num_lines(path) >= lines
+    )
+    assert stopped.returncode == 0, stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    steps = int(re.search(r"stopped at ([\d,]+) steps", stopped.stdout)[1].replace(",", ""))
+    assert _steps(path) == steps and steps < 2560
+    assert not (path / "summary.json").exists()
     resumed = processes.run(
         *("train", "--run_dir", path, "--resume"),
         environment={"JAX_DEBUG_LOG_MODULES": "jax._src.compiler"},
@@ -144,9 +126,9 @@ def test_a_resumed_run_refuses_changes_that_cannot_be(
 
 
 def test_a_resumed_run_announces_changes_and_keeps_the_earlier_configuration(
-    reference, folder, run
+    reference, tmp_path, run
 ):
-    path = folder / "changed"
+    path = tmp_path / "run"
     shutil.copytree(reference, path)
     changes = ("TOTAL_STEPS = 2624", "PPO.entropy_cost = 0.01", "Experiment.keep_best = 2")
     words = [word for change in changes for word in ("--gin_bindings", change)]
@@ -171,52 +153,6 @@ def test_changes_are_those_of_options_that_the_run_uses():
     ]
 
 
-VARIANT = """
-import dataclasses
-from agents import ppo
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PPOKL(ppo.PPO):
-    kl_cost: float = 0.0
-"""
-
-
-@pytest.mark.slow
-def test_a_users_variant_of_an_agent_keeps_the_settings_of_its_base(tmp_path, config, run):
-    """An agent from outside of the project, in a run that is resumed and loaded."""
-    module, path = tmp_path / "own_ppo.py", tmp_path / "run"
-    module.write_text(VARIANT)
-    file = tmp_path / "ppokl.gin"
-    file.write_text(
-        f"from __gin__ import dynamic_registration\nimport own_ppo\nfrom agents import ppo\n"
-        f"from podracers.training import experiment\ninclude '{config}'\nTOTAL_STEPS = 128\n"
-        "ppo.PPO.reward_scale = 0.5\nexperiment.Experiment.agent = @own_ppo.PPOKL\n"
-    )
-
-    def check(**expected):
-        values = gin_config.read((path / "operative_config.gin").read_text(), "x")
-        expected |= {"reward_scale": 0.5, "epochs": 1, "learning_rate": 2.5e-4}
-        agent = trained.load(path).parts.agent
-        for name, value in expected.items():
-            assert values[f"PPOKL.{name}"] == getattr(agent, name) == value
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(tmp_path))
-        begun = run(_HERE, "--gin_file", file, "--run_dir", path)
-        assert begun.returncode == 0, begun.stderr
-        check(entropy_cost=0.01)
-        summary = json.loads((path / "summary.json").read_text())
-        digest = hashlib.sha256(module.read_bytes()).hexdigest()
-        assert summary["other_modules"][str(module)] == digest
-        changes = ("TOTAL_STEPS = 192", "PPO.entropy_cost = 0.02")
-        words = [word for change in changes for word in ("--gin_bindings", change)]
-        resumed = run(_HERE, "--run_dir", path, "--resume", *words)
-        assert resumed.returncode == 0, resumed.stderr
-        assert "changed: PPO.entropy_cost: 0.01 -> 0.02" in resumed.stdout
-        check(entropy_cost=0.02)
-    sys.modules.pop("own_ppo")
-
-
 @pytest.mark.slow
 def test_a_run_without_a_directory_is_named_after_its_configuration(
     tmp_path, config, run, monkeypatch
@@ -226,14 +162,10 @@ def test_a_run_without_a_directory_is_named_after_its_configuration(
     more.write_text("SEED = 5\nTOTAL_STEPS = 128\n")
     both = ("--gin_file", config, "--gin_file", more)
     population = ("--gin_bindings", "Anakin.population = 2")
-    for options, name in (
-        (("--runner", "sebulba"), "sebulba-seed5"),
-        (population, "anakin-seeds5-6"),
-    ):
-        result = run(_HERE, *both, *options)
-        assert result.returncode == 0, result.stderr
-        (path,) = pathlib.Path("runs").glob(f"tiny-{name}-*")
-        assert re.fullmatch(r"\d{8}-\d{6}", path.name.removeprefix(f"tiny-{name}-"))
+    result = run(_HERE, *both, *population)
+    assert result.returncode == 0, result.stderr
+    (path,) = pathlib.Path("runs").iterdir()
+    assert re.fullmatch(r"tiny-anakin-seeds5-6-\d{8}-\d{6}", path.name)
     # A resumed run takes other values.
     more.write_text("TOTAL_STEPS = 192\n")
     resumed = run(_HERE, "--run_dir", path, "--resume", "--gin_file", more)
@@ -254,24 +186,6 @@ def test_a_pipe_whose_reader_has_ended_ends_no_run(tmp_path, config):
     )
     assert ended.returncode == 0
     assert any((tmp_path / "run" / "checkpoints").glob("[1-9]*"))
-
-
-@pytest.mark.slow
-def test_a_run_under_nohup_ignores_hangups_saves_and_ends(tmp_path, config):
-    words = ("--gin_file", config, "--gin_bindings", "TOTAL_STEPS = 10_000_000")
-    command = ("nohup", sys.executable, processes.ROOT / "scripts" / "train.py", *words)
-    run_dir = tmp_path / "run"
-    process = processes.spawn([*command, "--run_dir", run_dir])
-    processes.wait_for(lambda: processes.num_lines(run_dir))
-    process.send_signal(signal.SIGHUP)
-    lines = processes.num_lines(run_dir) + 20
-    ended = processes.interrupt(
-        process, signal.SIGTERM, lambda: processes.num_lines(run_dir) >= lines
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert re.findall(r"(SIG\w+): saving", ended.stderr) == ["SIGTERM"]
-    assert processes.final_state(run_dir)[0] == processes.log(run_dir)[-1]["step"]
-    assert not (run_dir / "summary.json").exists()
 
 
 @pytest.mark.slow
@@ -315,11 +229,9 @@ class Kitchen(catch.Catch):
         "utf-8",
     )
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": f"{processes.ROOT}:{tmp_path}"}
-    steps = ("--gin_bindings", "TOTAL_STEPS = 512", "--gin_bindings", "TOTAL_STEPS = 576")
+    short = ("--gin_bindings", "TOTAL_STEPS = 512")
     for script, *words in (
-        ("train", "--gin_file", "kü.gin", "--run_dir", "run", *steps[:2]),
-        ("train", "--resume", "--run_dir", "run", *steps[2:]),
-        ("evaluate", "--run_dir", "run"),
+        ("train", "--gin_file", "kü.gin", "--run_dir", "run", *short),
         ("plot", "--run_dir", "run", "--out", "ü.png"),
     ):
         ended = processes.run(script, *words, environment=ascii_only, cwd=tmp_path)

@@ -10,9 +10,7 @@ import time
 
 import pytest
 
-from podracers import errors
-from podracers.checkpoints import checkpoint, integrity
-from podracers.training import experiment, run, run_directory
+from podracers.checkpoints import integrity
 from tests import faults, processes
 
 # 12 updates of 64 steps, and a checkpoint after every other one.
@@ -37,6 +35,7 @@ experiment.Experiment.environment = @faults.Faulty
 experiment.Experiment.log_period = 1  # updates
 experiment.Experiment.evaluation_period = 6  # updates
 experiment.Experiment.evaluation_episodes = 4
+experiment.Experiment.greedy_evaluation_episodes = 0
 experiment.Experiment.evaluation_max_steps = 10
 experiment.Experiment.checkpoint_period = 2  # updates
 
@@ -199,28 +198,10 @@ def test_simulators_that_cannot_be_closed_do_not_prevent_the_end(config, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_failure_while_a_run_ends_hides_no_first_cause(config, tmp_path, caplog, monkeypatch):
-    close = checkpoint.Checkpointer.close
-
-    def fail(checkpointer):
-        close(checkpointer)
-        raise errors.RunFailure("could not save")
-
-    monkeypatch.setattr(checkpoint.Checkpointer, "close", fail)
-    loaded = experiment.load([str(config)], ["Faulty.what = 'raise'", "Faulty.step = 20"])
-    directory = run_directory.RunDirectory(tmp_path)
-    trainer = run.Run(loaded, loaded.build(), directory, stop=(), print_line=lambda _: None)
-    with pytest.raises(faults.SimulatorError):
-        trainer.train()
-    assert "could not save" in caplog.text
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where", "step", "who"),
     [
         ("SIGUSR1", "recv", 61, "actor"),
-        ("SIGHUP", "make", 0, "actor"),
         ("SIGUSR2", "recv", 5, "evaluation"),
     ],
 )

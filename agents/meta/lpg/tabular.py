@@ -143,11 +143,11 @@ def learn_values(
     advantage = returns.gae(timestep, values, gamma, gae_lambda)
     weight, rows = returns.weights(timestep)[..., None], rows[:-1]
     # The rows whose sum is a value share its error equally.
-    each = advantage[..., None] / jnp.maximum(
+    share = advantage[..., None] / jnp.maximum(
         jnp.sum(rows < critic.shape[0], axis=-1, keepdims=True), 1
     )
     zeros = jnp.zeros_like(critic)
-    error = zeros.at[rows].add(weight * each, mode="drop")
+    error = zeros.at[rows].add(weight * share, mode="drop")
     count = zeros.at[rows].add(jnp.broadcast_to(weight, rows.shape), mode="drop")
     return critic + step_size * error / jnp.maximum(count, 1.0), advantage
 

@@ -32,8 +32,8 @@ class Extras(NamedTuple):
 class Teacher(NamedTuple):
     """The source of targets, in the learner's field `target`."""
 
-    params: types.PyTree  # of the rule
-    state: types.PyTree  # of the rule, in this lifetime
+    params: types.PyTree  # parameters of the rule
+    state: types.PyTree  # state of the rule in this lifetime
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

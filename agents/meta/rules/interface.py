@@ -129,13 +129,13 @@ def read_file(
         cause = errors.one_line(error)
         raise errors.UserError(f"'{path}' is not the file of a rule: {cause}") from error
     for name in [*shapes, *sorted(params.keys() - shapes.keys())]:
-        found, shape = params.get(name), shapes.get(name)
+        leaf, shape = params.get(name), shapes.get(name)
         expected = "nothing" if shape is None else f"float32 {shape}"
-        actual = "nothing" if found is None else f"{found.dtype} {found.shape}"
-        if found is None or actual != expected:
+        actual = "nothing" if leaf is None else f"{leaf.dtype} {leaf.shape}"
+        if leaf is None or actual != expected:
             raise errors.UserError(
                 f"'{path}' holds another rule: expected '{name}' {expected}, got {actual}"
             )
-        if not np.all(np.isfinite(found)):
+        if not np.all(np.isfinite(leaf)):
             raise errors.UserError(f"'{path}': expected finite numbers in '{name}', got others")
     return rule, params

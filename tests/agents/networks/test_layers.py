@@ -45,17 +45,18 @@ def test_both_forms_of_a_convolution_agree(kernel, stride, padding, in_trunk):
 def test_cells_share_the_weights_of_a_linear_layer():
     inputs = np.random.default_rng(0).normal(size=(2, 3, 12)).astype(np.float32)
     layer = layers.Dense(8, num_cells=4)  # 3 features and 2 outputs of each cell
-    params = layer.init(jax.random.key(0), inputs)
+    params = jax.device_get(jax.jit(layer.init)(jax.random.key(0), inputs))
     params = jax.tree.map(lambda x: x + 0.5, params)
     kernel, bias = (params["params"][name] for name in ("kernel", "bias"))
     parts = [inputs[..., 3 * cell : 3 * cell + 3] @ kernel + bias for cell in range(4)]
     expected = np.concatenate(parts, axis=-1)
     np.testing.assert_allclose(layer.apply(params, inputs), expected, rtol=1e-5, atol=1e-6)
     noisy = layers.NoisyDense(8, num_cells=4)
-    params = noisy.init(jax.random.key(0), inputs)
+    keys = jax.random.split(jax.random.key(1), 3)
+    outputs, params = jax.eval_shape(noisy.init_with_output, jax.random.key(0), inputs, keys)
     shapes = jax.tree.map(jnp.shape, params["params"])
     assert shapes == {name: {"kernel": (3, 2), "bias": (2,)} for name in ("mean", "deviation")}
-    assert noisy.apply(params, inputs, jax.random.split(jax.random.key(1), 3)).shape == (2, 3, 8)
+    assert outputs.shape == (2, 3, 8)
 
 
 @pytest.mark.parametrize(("features", "inputs"), [(8, 13), (9, 12)])
@@ -69,16 +70,15 @@ def test_cells_must_divide_features_and_outputs(features, inputs):
 def test_a_bias_after_pooling_is_the_bias_before_it(platform):
     images = jax.random.normal(jax.random.key(0), (2, 7, 8, 3))
     params = jax.jit(layers.Conv(5).init)(jax.random.key(1), images)
-    params["params"]["bias"] += jnp.arange(5.0)
+    params["params"]["bias"] += np.arange(5.0, dtype=np.float32)
 
-    def value_and_gradient(apply):
-        output, pull_back = jax.vjp(apply, params, images)
-        return output, pull_back(jnp.cos(output))
+    def pooled(*inputs):
+        return nn.max_pool(layers.Conv(5).apply(*inputs), (3, 3), (2, 2), "SAME")
 
     with parallel.compiling_for(platform):
-        found = value_and_gradient(layers.Conv(5, pool=True).apply)
-        expected = value_and_gradient(
-            lambda *x: nn.max_pool(layers.Conv(5).apply(*x), (3, 3), (2, 2), "SAME")
+        found, expected = (
+            experience.value_and_gradient(apply, params, images)
+            for apply in (layers.Conv(5, pool=True).apply, pooled)
         )
     np.testing.assert_array_equal(found[0], expected[0])
     streams.assert_close(found, expected, atol=1e-5)
@@ -88,7 +88,7 @@ def test_a_bias_after_pooling_is_the_bias_before_it(platform):
 def test_a_convolution_of_packed_frames_is_that_of_their_bytes(kernel):
     images = np.random.default_rng(0).integers(0, 256, (2, 20, 16, 3), np.uint8)
     layer = layers.Conv(5, kernel, 4, "VALID")
-    params = layer.init(jax.random.key(1), images)
+    params = jax.jit(layer.init)(jax.random.key(1), images)
 
     def results(images):
         apply = lambda params: layouts.on_images(layer.bind(params), images)  # noqa: E731
@@ -119,7 +119,7 @@ def test_an_export_for_a_tpu_has_the_form_for_accelerators():
     images = np.zeros((2, 8, 8, 3), np.float32)
     layer = layers.Conv(5, 4, 2)
     apply = jax.jit(layer.apply)  # traced for this machine first, as a policy that acts
-    params = layer.init(jax.random.key(1), images)
+    params = jax.jit(layer.init)(jax.random.key(1), images)
     apply(params, images)
     with parallel.compiling_for("tpu"):
         exported = jax.export.export(apply, platforms=["tpu"])(params, images)

@@ -129,7 +129,8 @@ def test_actions_begin_with_the_standard_deviation_of_the_option():
     spec, head = environment.EnvironmentSpec("test", VECTOR, BOX), heads.from_spec(BOX)
     network = networks.actor_critic(spec, head, initial_std=0.3)
     first = networks.zero_timestep(spec)
-    output, _ = network.step(network.init(jax.random.key(0), first), (), first)
+    params = jax.jit(network.init)(jax.random.key(0), first)
+    output, _ = jax.device_get(jax.jit(network.step)(params, (), first))
     np.testing.assert_allclose(output.policy[..., 2:], np.log(0.3), rtol=1e-6)
 
 
@@ -185,7 +186,7 @@ def test_networks_read_one_hot_codes_of_categorical_observations(name, frame_sta
     )
     params = {}
     if name != "sac_network":  # its frames have no parameters
-        params = network.init(jax.random.key(0), _row(timestep, 0))
+        params = jax.jit(network.init)(jax.random.key(0), _row(timestep, 0))
         params = experience.moved(params, 0.1, seed=1)
     core = network.initial_core(BATCH)
     if core != ():
@@ -204,7 +205,7 @@ def test_networks_read_one_hot_codes_of_categorical_observations(name, frame_sta
 def test_encoders_that_read_integers_get_them(encoder, num_inputs):
     spec = _spec({name: KINDS[name] for name in ("room", "tools")})
     network = networks.q_network(spec, 4, encoder=encoder)
-    params = network.init(jax.random.key(0), networks.zero_timestep(spec))
+    params = jax.eval_shape(network.init, jax.random.key(0), networks.zero_timestep(spec))
     assert jax.tree.leaves(params["torso"])[-1].shape == (num_inputs, 3)
 
 
@@ -253,7 +254,7 @@ def test_rows_are_independent_and_first_resets_the_core(name):
     _assert_close(*(_row(x, (slice(None), slice(1, None))) for x in (changed, output)))
     assert not np.allclose(changed.value[:, 0], output.value[:, 0])
     # From another core the outputs differ until an episode begins, and agree from there.
-    restarted, _ = unroll(params, jax.tree.map(jnp.zeros_like, core), timestep)
+    restarted, _ = jax.device_get(unroll(params, jax.tree.map(np.zeros_like, core), timestep))
     begun = np.maximum.accumulate(timestep.first(), axis=0)
     assert 0 < begun.sum() < begun.size
     _assert_close(restarted.value[begun], output.value[begun])
@@ -267,9 +268,9 @@ def test_time_steps_drawn_in_any_order_have_the_outputs_of_the_unroll(name):
     timestep = _timestep(CASES[name][0])
     output, _ = unroll(params, core, timestep)
     items = np.random.default_rng(0).permutation(LENGTH * BATCH)
-    prepared, stacks = jax.jit(network.prepare)(core, timestep)
+    prepared, stacks = jax.device_get(jax.jit(network.prepare)(core, timestep))
     drawn = _row(stacks, (items // BATCH, items % BATCH))
-    actual, _ = network.step(params, prepared, drawn)
+    actual, _ = jax.jit(network.step)(params, prepared, drawn)
     _assert_close(actual, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[items], output))
 
 
@@ -314,7 +315,8 @@ def test_frames_that_a_tpu_packs_have_the_same_outputs(core, frames):
 def test_a_separate_critic_shares_nothing():
     _, params, core, unroll = _case("mlp")
     timestep = _timestep(VECTOR)
-    gradient = jax.jit(jax.grad(lambda p: unroll(p, core, timestep)[0].value.sum()))(params)
+    gradient = jax.jit(jax.grad(lambda p: unroll(p, core, timestep)[0].value.sum()))
+    gradient = jax.device_get(gradient(params))
     touched = {name for name, tree in gradient.items() if any(map(np.any, jax.tree.leaves(tree)))}
     assert touched == {"torsos_1", "value"}
 
@@ -377,7 +379,7 @@ def test_an_action_of_a_cell_moves_with_the_cell(kind):
         output, _ = network.step(params, (), timestep._replace(observation=observation))
         return output if kind == "q_network" else output.policy
 
-    before, after = outputs(timestep.observation), outputs(cells)
+    before, after = jax.device_get((outputs(timestep.observation), outputs(cells)))
     np.testing.assert_allclose(after, before[:, order], rtol=1e-5)
     assert np.all(np.std(before, axis=1) > 0.0)
 
@@ -393,7 +395,7 @@ def _q_network(**options):
     """Returns a network of five features and four actions, its parameters, and its unroll."""
     spec = environment.EnvironmentSpec("test", VECTOR, DISCRETE)
     network = networks.q_network(spec, 4, encoder=encoders.MLP((6,), "relu"), **options)
-    params = jax.jit(network.init)(jax.random.key(0), _row(_timestep(VECTOR), 0))
+    params = jax.device_get(jax.jit(network.init)(jax.random.key(0), _row(_timestep(VECTOR), 0)))
     return network, params, jax.jit(lambda p, timestep: network.unroll(p, (), timestep)[0])
 
 
@@ -415,7 +417,8 @@ def test_dueling_heads_have_separate_hidden_layers_and_center_each_atom():
     expected = head("state") + advantage - np.mean(advantage, axis=2, keepdims=True)
     np.testing.assert_allclose(unroll(params, timestep), expected, rtol=1e-4, atol=1e-5)
     assert unroll(params, timestep).shape == (LENGTH, BATCH, 4, 3)
-    gradient = jax.jit(jax.grad(lambda p: jnp.sum(jnp.square(unroll(p, timestep) - 1.0))))(params)
+    loss = lambda p: jnp.sum(jnp.square(unroll(p, timestep) - 1.0))  # noqa: E731
+    gradient = jax.device_get(jax.jit(jax.grad(loss))(params))
     assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(gradient))
 
 
@@ -429,7 +432,7 @@ def test_heads_are_noisy_with_a_key_alone():
     assert noisy.shape == quiet.shape == (LENGTH, BATCH, 4)
     assert np.all(np.any(noisy != quiet, axis=(0, 2)))
     still = jax.tree_util.tree_map_with_path(
-        lambda path, x: jnp.zeros_like(x) if "deviation" in str(path) else x, params
+        lambda path, x: np.zeros_like(x) if "deviation" in str(path) else x, params
     )
     np.testing.assert_allclose(with_key(still), quiet, rtol=1e-4, atol=1e-4)
     layers_of_noise = {name for name, layer in params.items() if "deviation" in layer}

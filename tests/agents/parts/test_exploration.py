@@ -7,16 +7,17 @@ import pytest
 
 from agents.networks import heads
 from agents.parts import exploration
+from tests import streams
 
-MASK = jnp.array([[True, False, True, True]])
-VALUES = jnp.array([[1.0, 9.0, 3.0, -2.0]])
+MASK = np.array([[True, False, True, True]])
+VALUES = np.float32([[1.0, 9.0, 3.0, -2.0]])
 
 
 def _actions(epsilon, mask, count=20_000):
     keys = jax.random.split(jax.random.key(0), count)
-    values = jnp.broadcast_to(VALUES, (count, 4))
-    observation = {} if mask is None else {"action_mask": jnp.broadcast_to(mask, (count, 4))}
-    return np.asarray(exploration.epsilon_greedy(values, observation, epsilon, keys))
+    values = np.broadcast_to(VALUES, (count, 4))
+    observation = {} if mask is None else {"action_mask": np.broadcast_to(mask, (count, 4))}
+    return streams.evaluate(exploration.epsilon_greedy, values, observation, epsilon, keys)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_random_actions_are_uniform_over_the_legal_ones(epsilon, mask, expected)
 
 
 def test_each_stream_explores_by_itself():
-    actions = _actions(jnp.where(jnp.arange(100) < 50, 0.0, 1.0), None, 100)
+    actions = _actions(np.where(np.arange(100) < 50, 0.0, 1.0).astype(np.float32), None, 100)
     assert np.all(actions[:50] == 1)
     assert len(set(actions[50:])) == 4
 

@@ -31,14 +31,16 @@ def test_the_previous_action_and_reward_are_zero_at_the_start_of_an_episode(acti
     """Actions of a rollout are seen one step later."""
     spec = streams.RandomEpisodes(actions=actions).spec
     action, features = ACTIONS[actions]
-    action = jnp.asarray(action)  # [T, B, ...]
+    dtype = np.float32 if actions == "continuous" else np.int32
+    action = np.asarray(action, dtype)  # [T, B, ...]
     features = np.asarray(features if features else action[:, 0], np.float32)
-    step_type = jnp.array([[types.FIRST], [types.MID], [types.LAST]], jnp.int8)
-    reward = jnp.array([[7.0], [2.0], [3.0]])  # the reward at FIRST is ignored
-    timestep = types.TimeStep(jnp.ones((3, 1, 3)), reward, jnp.ones((3, 1)), step_type)
+    step_type = np.array([[types.FIRST], [types.MID], [types.LAST]], np.int8)
+    reward = np.float32([[7.0], [2.0], [3.0]])  # the reward at FIRST is ignored
+    ones = np.ones((3, 1, 3), np.float32)
+    timestep = types.TimeStep(ones, reward, ones[..., 0], step_type)
     rollout = types.Rollout(timestep, action[1:], (), inputs.ActorState((), action[0]))
-    seen = _Agent(spec)._rollout_inputs(rollout)
-    assert seen.reward is reward
+    seen = streams.evaluate(_Agent(spec)._rollout_inputs, rollout)
+    np.testing.assert_array_equal(seen.reward, reward)
     expected = np.array([[0], [1], [1]]) * features
     np.testing.assert_array_equal(seen.observation["previous_action"][:, 0], expected)
     np.testing.assert_array_equal(seen.observation["previous_reward"], [[0.0], [2.0], [3.0]])
@@ -53,7 +55,8 @@ def test_the_spec_fits_the_inputs_and_masks_stay_outermost(actions, masked):
     spec = _Agent(environment.spec)._network_spec
     zero = inputs.zero_action(environment.spec.action, 5)
     head = heads.from_spec(environment.spec.action)
-    chosen = head.to_action(head.mode(jnp.zeros((5, head.num_outputs)), None))
+    outputs = np.zeros((5, head.num_outputs), np.float32)
+    chosen = jax.eval_shape(lambda: head.to_action(head.mode(outputs, None)))
     assert (zero.shape, zero.dtype) == (chosen.shape, chosen.dtype)
     _, timestep = jax.vmap(environment.reset)(jax.random.split(jax.random.key(0), 5))
     seen = inputs.extended(timestep, zero, environment.spec.action).observation

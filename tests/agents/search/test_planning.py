@@ -98,8 +98,9 @@ def _made():
     size = (*timestep.reward.shape, *SPEC.observation.shape)
     timestep = timestep._replace(observation=rng.normal(size=size).astype(np.float32))
     extras, action = _search_results(rng, shape), rng.integers(0, 3, shape)
-    rollout = jax.tree.map(jnp.asarray, types.Rollout(timestep, action, extras, ()))
-    sample = replay.Sample(rollout, None, jnp.linspace(0.5, 1.0, SEQUENCES), None)
+    rollout = types.Rollout(timestep, action.astype(np.int32), extras, ())
+    weight = np.linspace(0.5, 1.0, SEQUENCES, dtype=np.float32)
+    sample = replay.Sample(rollout, None, weight, None)
     return agent, jax.jit(agent.init_learner)(jax.random.key(0)).params, sample
 
 
@@ -113,9 +114,10 @@ def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
         params = jax.jit(agent.init_learner)(jax.random.key(0)).params
     rollout, model, support = sample.rollout, agent.net, agent._support
     timestep = jax.tree.map(lambda x: x[:-1], rollout.timestep)
-    goal = planning.targets(timestep, rollout.extras, agent.gamma, K, N_STEPS)
+    targets = jax.jit(planning.targets, static_argnums=(2, 3, 4))
+    goal = targets(timestep, rollout.extras, agent.gamma, K, N_STEPS)
     first = jax.tree.map(lambda x: x[0], timestep)
-    kept = ~np.asarray(first.last())
+    kept = ~first.last()
     assert 1 < np.sum(~kept) < SEQUENCES / 2
 
     def slow(params):
@@ -167,7 +169,7 @@ def test_initial_priorities_are_those_of_the_states_after_the_burn_in(made):
             jax.tree.map(lambda x: x[:-1], timestep), extras.value, agent.gamma, N_STEPS
         ),
     )
-    error = jnp.where(timestep.last()[:-2], -1.0, jnp.abs(value - target))
+    error = np.where(timestep.last()[:-2], -1.0, np.abs(value - target))
     count = len(timestep.reward) - agent.buffer.sequence_length
     assert count == 1
     for begin in (0, 2):
@@ -230,9 +232,9 @@ def test_searches_are_repeated_with_the_latest_parameters(made):
 
 
 def test_latents_span_zero_to_one_and_equal_ones_stay_finite():
-    latent = muzero_networks.scale_latent(jnp.array([[3.0, -1.0, 1.0], [2.0, 2.0, 2.0]]))
+    latent = muzero_networks.scale_latent(np.float32([[3.0, -1.0, 1.0], [2.0, 2.0, 2.0]]))
     np.testing.assert_allclose(latent, [[1.0, 0.0, 0.5], [0.0, 0.0, 0.0]], atol=1e-4)
-    slope = jax.grad(lambda x: jnp.sum(muzero_networks.scale_latent(x)))(jnp.zeros(3))
+    slope = jax.jit(jax.grad(lambda x: jnp.sum(muzero_networks.scale_latent(x))))(np.zeros(3, "f"))
     assert np.all(np.isfinite(slope))
 
 
@@ -279,9 +281,10 @@ def test_a_search_steps_the_environment_and_nothing_follows_an_ending():
     ended, value = np.arange(size) % 4 == 0, np.float32(np.arange(size) % 8)
     node = alphazero._Node(jax.vmap(model.pack)(inner), ended, value, jnp.zeros((size, 3)))
     action = jnp.zeros(size, jnp.int32)
-    output, after = jax.jit(jax.vmap(agent._model(params)))(action, node)
+    node = jax.device_get(node)
+    output, after = streams.evaluate(jax.vmap(agent._model(params)), action, node)
     streams.assert_same(*jax.tree.map(lambda x: x[ended], (after, node)))
-    timestep, _ = jax.jit(jax.vmap(model.step_from))(node.state, action)
+    timestep, _ = streams.evaluate(jax.vmap(model.step_from), node.state, action)
     assert timestep.terminated()[~ended].any() and timestep.truncated()[~ended].any()
     streams.assert_same(after.ended, ended | timestep.last())
     streams.assert_close(output.reward, np.where(ended, 0.0, timestep.reward))

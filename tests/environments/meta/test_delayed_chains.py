@@ -1,25 +1,33 @@
 """Delayed chains: the first action decides, and each variant is observed as documented."""
 
+import functools
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from environments.meta import delayed_chains
 from podracers import tasks
+from tests import streams
+
+
+@functools.cache
+def _compiled(variant):
+    """Returns the parameters of a chain, its reset and its step."""
+    family = delayed_chains.DelayedChains((variant,))
+    return jax.jit(family.sample)(jax.random.key(0)), jax.jit(family.reset), jax.jit(family.step)
 
 
 def _episode(variant, actions, key=0, **params):
     """Returns the last state and the time steps of one episode in a chain of `params`."""
-    family = delayed_chains.DelayedChains((variant,))
-    params = {name: jnp.asarray(value) for name, value in params.items()}
-    params = family.sample(jax.random.key(0))._replace(length=jnp.int32(len(actions)), **params)
-    state, timestep = family.reset(params, jax.random.key(key))
-    timesteps, step = [timestep], jax.jit(family.step)
+    sampled, reset, step = _compiled(variant)
+    params = sampled._replace(length=np.int32(len(actions)), **jax.tree.map(np.int32, params))
+    state, timestep = reset(params, jax.random.key(key))
+    timesteps = [timestep]
     for action in actions:
-        state, timestep = step(params, state, jnp.int32(action))
+        state, timestep = step(params, state, np.int32(action))
         timesteps.append(timestep)
-    return state, timesteps
+    return jax.device_get((state, timesteps))
 
 
 @pytest.mark.parametrize("right", [0, 1])
@@ -62,8 +70,8 @@ def test_a_distractor_chain_shows_the_correct_action():
 
 def test_lengths_and_right_actions_vary_with_the_task():
     family = delayed_chains.DelayedChains()
-    params = jax.vmap(family.sample)(jax.random.split(jax.random.key(0), 2000))
-    params = jax.device_get(params)
+    keys = jax.random.split(jax.random.key(0), 2000)
+    params = streams.evaluate(jax.vmap(family.sample), keys)
     assert set(params.right) == {0, 1}
     for task, name in enumerate(family.variants):
         lengths = params.length[params.task == task]

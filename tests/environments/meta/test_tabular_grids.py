@@ -10,9 +10,11 @@ import pytest
 
 from environments.meta import grid_optimum, tabular_grids
 from podracers import environment, tasks
+from tests import streams
 
 MOVE = {name: index for index, name in enumerate(("n", "ne", "e", "se", "s", "sw", "w", "nw", "."))}
 FAMILY = tabular_grids.TabularGrids(("small", "longer"))
+STEP = jax.jit(FAMILY.step)
 
 
 @pytest.fixture(scope="module", name="sampled")
@@ -53,7 +55,7 @@ def _state(params, cell, present=(True, True), time=0):
 )
 def test_moves_and_collecting(params, num_actions, cell, action, expected_cell, reward):
     params = params._replace(num_actions=jnp.int32(num_actions))
-    state, timestep = jax.jit(FAMILY.step)(params, _state(params, cell), jnp.int32(action))
+    state, timestep = STEP(params, _state(params, cell), np.int32(action))
     assert (state.cell, timestep.reward) == (expected_cell, reward)
     assert timestep.observation[environment.ACTION_MASK].sum() == num_actions
     bits = 3 - (reward == 1.0) - 2 * (reward == -1.0)  # a collected object is absent
@@ -61,10 +63,10 @@ def test_moves_and_collecting(params, num_actions, cell, action, expected_cell, 
 
 
 def test_time_limit_truncates_and_objects_terminate(params):
-    _, timestep = FAMILY.step(params, _state(params, 0, time=29), jnp.int32(0))
+    _, timestep = STEP(params, _state(params, 0, time=29), np.int32(0))
     assert timestep.last() and timestep.discount == 1.0
     bad = params._replace(termination=jnp.ones_like(params.termination))
-    _, timestep = FAMILY.step(bad, _state(params, 12), jnp.int32(MOVE["e"]))
+    _, timestep = STEP(bad, _state(params, 12), np.int32(MOVE["e"]))
     assert timestep.terminated()
 
 
@@ -72,7 +74,7 @@ def test_objects_respawn_at_their_rate(params):
     state = _state(params, 0, (False, False))
     keys = jax.random.split(jax.random.key(1), 4000)
     step = jax.vmap(lambda key: FAMILY.step(params, state._replace(key=key), jnp.int32(0))[0])
-    present = np.asarray(step(keys).present)
+    present = streams.evaluate(step, keys).present
     np.testing.assert_allclose(present.mean(0)[:2], 0.1, atol=0.02)
     np.testing.assert_allclose(present[:, :2].all(axis=1).mean(), 0.01, atol=0.01)  # independent
     assert not present[:, 2:].any()

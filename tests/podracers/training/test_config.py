@@ -404,8 +404,8 @@ def test_bindings_of_a_class_hold_for_its_subclasses(variants, tmp_path, content
 
     def used(file):
         loaded = experiment.load([str(file)], [])
-        experiment.check(loaded.build(), loaded.seed)
-        return loaded.text(), config.read(loaded.texts.operative, "x")
+        loaded.build()
+        return loaded.text(), config.read(loaded.texts.operative, "x").values
 
     text, found = used(variants(content))
     assert {name: found.get(name) for name in values} == values
@@ -431,12 +431,6 @@ def test_classes_of_scripts_and_notebooks_may_be_defined_anew(tiny, monkeypatch)
         loaded = experiment.load([tiny], ["Experiment.agent = @__main__.Mine", "PPO.gamma = 0.5"])
         agent = loaded.build().agent
         assert (agent.cost, agent.gamma, agent.epochs) == (cost, 0.5, 1)
-
-
-def test_options_of_the_runner_that_does_not_run_are_no_news(tiny, caplog):
-    experiment.load([tiny], [])
-    experiment.load([tiny, "gin/runners/sebulba.gin"], [])
-    assert not caplog.records
 
 
 @pytest.mark.parametrize(
@@ -495,7 +489,7 @@ critic/agents.Head.size = %SIZE
 SIZE = 64
 SIZES = (%SIZE, 32)
 """
-    values = config.read(text, "x.gin")
+    values = config.read(text, "x.gin").values
     assert "nowhere" not in sys.modules
     assert values == {
         "Agent.learning_rate": 1e-3,
@@ -525,7 +519,7 @@ A = [@parts.Core(), {"x": @scope/own.os.remove()}]
 own.os.remove.path = @networks.network.dataclasses.replace()
 include "a_strangers.gin"
 """
-    found = config.other_code(text, "x.gin")
+    found = config.read(text, "x.gin").other_code
     assert sorted(found) == [
         "@networks.network.dataclasses.replace",
         "@own.os.remove",
@@ -533,7 +527,7 @@ include "a_strangers.gin"
         "my_lab.parts",
     ]
     for path in (gin_names.ROOT / "gin").rglob("*.gin"):
-        for name in config.other_code(path.read_text(), str(path)):
+        for name in config.read(path.read_text(), str(path)).other_code:
             assert name.startswith("gin/")  # it includes another one
 
 

@@ -18,6 +18,7 @@ from tests import contract, processes, streams
 
 # Statistics of observations and of value targets.
 STATISTICS = ("{}.normalize_observations = True", "{}.popart_rate = 0.1", "TOTAL_STEPS = 128")
+STATISTICS += ("Experiment.greedy_evaluation_episodes = 0",)
 PPO, IMPALA = ([each.format(name) for each in STATISTICS] for name in ("PPO", "IMPALA"))
 slow = pytest.mark.slow
 MEMBERS = "Anakin.population = 2"
@@ -41,7 +42,7 @@ def _rule_agent():
     ), candidate
 
 
-NAMES = ("ppo_scaled", "vmpo_continuous", "rainbow", "pqn_gru", "r2d2", "sac", "muzero")
+NAMES = ("ppo_scaled", "rainbow", "sac", "muzero")
 AGENTS = {name: contract.AGENTS[name] for name in NAMES} | {"rule": _rule_agent}
 
 
@@ -75,38 +76,46 @@ def _folder(tmp_path_factory):
     return folder
 
 
-def _run(folder, name):
+@pytest.fixture(scope="module", name="parts")
+def _parts(folder):
+    """The parts of the run `single`, which its tests share: tracing a program takes seconds."""
+    return _settings(folder, *PPO).build()
+
+
+def _train(settings, parts, path, **options):
+    directory = run_directory.RunDirectory(path)
+    if not options:
+        directory.create()
+    directory.config.write_text(settings.text())
+    stop = stop_request.StopRequest()
+    options = {"print_line": lambda line: None, "progress": False} | options
+    return run.Run(settings, parts, directory, stop=stop, **options).train()
+
+
+def _run(folder, name, parts):
     """Returns the run `single`, or `members` of two seeds."""
     if not (folder / name).exists():
         bindings = ["Experiment.checkpoint_period = 1", *[MEMBERS] * (name == "members")]
-        run.train(_settings(folder, *PPO, *bindings), folder / name)
+        settings = _settings(folder, *PPO, *bindings)
+        _train(settings, settings.build() if name == "members" else parts, folder / name)
     return folder / name
-
-
-def _saved(path):
-    """Returns the state in the newest checkpoint of a run."""
-    settings = experiment.load([str(path / "config.gin")], [])
-    template = settings.build().runner.init(settings.seed)
-    reader = checkpoint.Checkpointer(path / "checkpoints", read_only=True)
-    return reader.restore(template)[1]
 
 
 @pytest.mark.parametrize(
     ("source", "file", "bindings"),
     [
-        pytest.param("single", "impala.gin", IMPALA, marks=slow),
-        pytest.param("single", "tiny.gin", [*PPO, "RUNNER = @sebulba.Sebulba"], marks=slow),
         ("single", "tiny.gin", [*PPO, MEMBERS, "Anakin.num_devices = 2"]),
         pytest.param("members", "impala.gin", [*IMPALA, MEMBERS], marks=slow),
     ],
 )
-def test_a_run_begins_with_the_parameters_and_the_statistics(folder, source, file, bindings):
-    """Under both runners, of another agent, alone and as a population."""
-    path = _run(folder, source)
+def test_a_run_begins_with_the_parameters_and_the_statistics(folder, parts, source, file, bindings):
+    """Alone, of another agent and as a population; `test_train_distributed.py` has Sebulba."""
+    path = _run(folder, source, parts)
     settings = _settings(folder, *bindings, f"Experiment.initial_run = '{path}'", file=file)
     parts = settings.build()
     initial = initial_run.load(settings, parts)
-    saved = initial_run.taken(_saved(path))
+    reader = checkpoint.Checkpointer(path / "checkpoints", read_only=True)
+    saved = initial_run.taken(reader.restore(None, selects=lambda name: "key" not in name)[1])
     assert initial.leaves.keys() == saved.keys() and initial.step == 128
     fresh = parts.runner.init(settings.seed)
     shardings = jax.tree.map(lambda x: x.sharding, fresh)
@@ -121,26 +130,22 @@ def test_a_run_begins_with_the_parameters_and_the_statistics(folder, source, fil
     parts.runner.close()
 
 
-def test_a_run_keeps_where_it_began_and_reads_it_once(folder, tmp_path):
+def test_a_run_keeps_where_it_began_and_reads_it_once(folder, parts, tmp_path):
     """The best checkpoint, in some parts; the initial run is gone when the run is resumed."""
-    source, directory = tmp_path / "easy-3", run_directory.RunDirectory(tmp_path / "run")
-    shutil.copytree(_run(folder, "single"), source, ignore=shutil.ignore_patterns(".lock"))
+    source, path = tmp_path / "easy-3", tmp_path / "run"
+    shutil.copytree(_run(folder, "single", parts), source, ignore=shutil.ignore_patterns(".lock"))
     (source / "checkpoints" / "64" / "score.json").write_text('{"score": 1e9}')
     bindings = [*PPO, f"Experiment.initial_run = '{tmp_path}/easy-{{seed}}'"]
     bindings += ["Experiment.initial_best = True"]
     bindings += ["Experiment.initial_parts = ('encoder', 'normalizer')"]
     settings = _settings(folder, *bindings, "TOTAL_STEPS = 64")
-    parts = settings.build()
     leaves = initial_run.load(settings, parts).leaves
     assert {name.split("/")[-2] for name in leaves} == {"Dense_0", "Dense_1", "normalizer"}
     expected = {"path": str(source), "step": 64}
-    assert run.train(settings, directory.path)["initial_run"] == expected
+    short = parts._replace(num_updates=1)
+    assert _train(settings, short, path)["initial_run"] == expected
     shutil.rmtree(source)
-    settings = _settings(folder, *bindings)
-    resumed = run.Run(
-        settings, settings.build(), directory, stop=stop_request.StopRequest(), resume=True
-    )
-    summary = resumed.train()
+    summary = _train(_settings(folder, *bindings), parts, path, resume=True)
     assert (summary["initial_run"], summary["updates"]) == (expected, 2)
-    record = json.loads((directory.path / "checkpoints/128/metadata/metadata").read_text())
+    record = json.loads((path / "checkpoints/128/metadata/metadata").read_text())
     assert record["user"]["initial_run"] == expected

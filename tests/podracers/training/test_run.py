@@ -25,12 +25,20 @@ from tensorboard.plugins.hparams import metadata
 from tensorboard.util import tensor_util
 
 from agents import ppo
-from environments import cartpole, catch, randomized
-from podracers import errors, evaluation, metrics, types
+from environments import cartpole, catch
+from podracers import anakin, errors, evaluation, metrics, types
 from podracers.checkpoints import checkpoint
 from podracers.commands import train
 from podracers.supervision import watchdog
-from podracers.training import clock, experiment, run, run_directory, stop_request, trained
+from podracers.training import (
+    clock,
+    experiment,
+    initial_run,
+    run,
+    run_directory,
+    stop_request,
+    trained,
+)
 from podracers.training import summary as summary_lib
 from tests import documented, processes
 
@@ -70,18 +78,17 @@ class At:
         return False
 
 
-_BUILT = {}  # experiments and their parts: to trace a program again takes seconds
-
-
-def _run(settings, directory, stop=None, **options):
+def _run(settings, directory, stop=None, parts=None, **options):
     """Trains; returns the summary and the printed lines."""
     lines = []
-    if id(settings) not in _BUILT:
-        _BUILT[id(settings)] = settings, settings.build()
-    _, parts = _BUILT[id(settings)]
-    stop = At() if stop is None else stop
+    stop, parts = At() if stop is None else stop, parts or settings.build()
     runner = run.Run(settings, parts, directory, stop=stop, print_line=lines.append, **options)
     return runner.train(), lines
+
+
+def _directory(path):
+    """Returns the run directory in a folder that is there."""
+    return run_directory.RunDirectory(path)
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +98,17 @@ def settings(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def population(settings, tmp_path_factory):
+def parts(settings):
+    """The parts of the population, which all its runs share: tracing a program takes seconds."""
+    return settings.build()
+
+
+@pytest.fixture(scope="module")
+def population(settings, parts, tmp_path_factory):
     """A run of two seeds, whose periods do not divide one another; its folder and summary."""
     directory = run_directory.RunDirectory(tmp_path_factory.mktemp("population"))
     directory.config.write_text(settings.text())
-    summary, _ = _run(settings, directory)
+    summary, _ = _run(settings, directory, parts=parts)
     return directory, summary
 
 
@@ -119,26 +132,6 @@ def _events(directory, tag):
         (event.step, tensor_util.make_ndarray(event.tensor_proto))
         for event in accumulator.Tensors(tag)
     ]
-
-
-@pytest.mark.slow
-def test_tensorboard_has_the_configuration_once(tmp_path):
-    directory = run_directory.RunDirectory(tmp_path / "run")
-    directory.create()
-    files, bindings = [str(processes.config_file(tmp_path))], ["Experiment.evaluation_period = 0"]
-    # The third start has another configuration.
-    for lines, changed in ((1, []), (2, []), (3, ["PPO.entropy_cost = 0.5"])):
-        settings = experiment.load(files, [*bindings, *changed])
-        directory.config.write_text(settings.text())
-        stop = At(directory.path, lines)
-        assert _run(settings, directory, stop, resume=lines > 1)[0] is None
-        files, bindings = [str(directory.config)], []
-    shown = dict(_events(directory, "operative_config"))
-    assert list(shown) == [0, 128]
-    used = directory.operative_config.read_text()
-    assert shown[128].item().decode() == "".join(f"    {line}\n" for line in used.splitlines())
-    assert "ppo.PPO.entropy_cost = 0.5" in used
-    assert [step for step, _ in _events(directory, "config")] == [0, 128]
 
 
 def test_a_population_is_logged_by_member_and_on_average(population, capsys):
@@ -187,8 +180,14 @@ def test_a_population_is_logged_by_member_and_on_average(population, capsys):
     )
     assert judged.tolist() == list(results["return_by_seed"].values())
     assert alone == judged[1] and policies[1].parts.agent.learning_rate == RATES[1]
-    with pytest.raises(errors.UserError, match=r"member: expected .*, 0 to 1, got None"):
-        trained.load(directory.path)
+    for member in (None, 2):
+        with pytest.raises(errors.UserError, match=rf"member: expected .*, 0 to 1, got {member}"):
+            trained.load(directory.path, member=member)
+    bindings = ["Anakin.population = 1", f"Experiment.initial_run = '{directory.path}'"]
+    bindings += ["Anakin.population_values = {}"]
+    alone = experiment.load([str(directory.config)], bindings)
+    with pytest.raises(errors.UserError, match="expected a population of 1, got 2"):
+        initial_run.load(alone, alone.build())
 
 
 def test_tensorboard_has_a_row_of_hyper_parameters_for_each_member(population):
@@ -232,14 +231,14 @@ def test_the_operative_configuration_gives_the_same_experiment(population):
                 assert value == getattr(two, field.name), field.name
 
 
-def test_a_run_prints_that_evaluations_play_another_environment(settings, tmp_path):
-    def random():
-        return randomized.Randomized(cartpole.CartPole, {"gravity": (0.5, 2.0)})
-
+def test_a_run_prints_its_schedule_and_that_evaluations_play_another_environment(
+    settings, parts, tmp_path
+):
     periods = {"log_period": 3, "evaluation_period": None, "checkpoint_period": None}
-    candidate = dataclasses.replace(settings, environment=random, total_steps=64 * 118, **periods)
-    directory = run_directory.RunDirectory(tmp_path)
-    _, lines = _run(candidate, directory, At(directory.path, 0))
+    candidate, directory = dataclasses.replace(settings, **periods), _directory(tmp_path)
+    evaluator = dataclasses.replace(parts.evaluator, environment=cartpole.CartPole())
+    other = parts._replace(evaluator=evaluator, num_updates=118)
+    _, lines = _run(candidate, directory, At(tmp_path, 0), other)
     assert "evaluations: in the environment's evaluation_environment" in lines
     every = "every 6 updates (384 agent steps) and at the end"
     saves = "every 5 minutes, after evaluations and at the end"
@@ -248,23 +247,24 @@ def test_a_run_prints_that_evaluations_play_another_environment(settings, tmp_pa
 
 @pytest.mark.exact
 def test_a_stopped_population_resumes_as_if_nothing_had_happened(
-    settings, population, tmp_path, monkeypatch
+    settings, parts, population, tmp_path, monkeypatch
 ):
     """Also if it had not saved yet, or was stopped before its first update or within a period."""
     directory = run_directory.RunDirectory(tmp_path)
     directory.config.write_text(population[0].config.read_text())
     directory.metrics.write_text('{"step": 64, "loss/value": 1.0}\n')
-    _, lines = _run(settings, directory, At(directory.path, 0), resume=True)
+    _, lines = _run(settings, directory, At(tmp_path, 0), parts, resume=True)
     assert "evaluations: in the environment's evaluation_environment" not in lines
     assert "there is no checkpoint yet: starting from the beginning" in lines
     assert lines[-1] == "stopped at 0 steps: continue with --resume"
     with monkeypatch.context() as patched:
         patched.setattr(run, "_DISPATCH_TIME", 0.0)  # one update
-        summary, lines = _run(settings, directory, At(directory.path, 3, later=1), resume=True)
+        stop = At(tmp_path, 3, later=1)
+        summary, lines = _run(settings, directory, stop, parts, resume=True)
     assert summary is None
     assert processes.num_lines(directory.path) == 3
     assert lines[-1] == "stopped at 448 steps: continue with --resume"
-    summary, lines = _run(settings, directory, resume=True)
+    summary, lines = _run(settings, directory, parts=parts, resume=True)
     assert "resuming from step 448" in lines
     every = "6 updates (384 agent steps) and at the end; saves every 3 updates (192 agent steps)"
     assert f"evaluates every {every}, after evaluations and at the end" in lines
@@ -302,7 +302,7 @@ def test_a_stop_waits_for_no_log_period(tmp_path, monkeypatch):
     assert 5 * 64 <= int(saved.name) < 12 * 64
 
 
-def test_a_function_sees_adds_to_and_ends_the_log(settings, population, tmp_path):
+def test_a_function_sees_adds_to_and_ends_the_log(settings, parts, population, tmp_path):
     """A run that it has ended stays so, unless it is resumed without the function."""
     directory, rows = run_directory.RunDirectory(tmp_path), []
 
@@ -313,43 +313,34 @@ def test_a_function_sees_adds_to_and_ends_the_log(settings, population, tmp_path
 
     ending = dataclasses.replace(settings, on_log=end)
     for resume in (False, True):
-        summary, lines = _run(ending, directory, resume=resume)
+        summary, lines = _run(ending, directory, parts=parts, resume=resume)
         assert (summary["updates"], summary["environment_steps"]) == (4, 2 * 256)
         assert [row["step"] for row in rows] == [192, 256]
         assert _score(directory, 256) == pytest.approx(summary["evaluation"]["return"])
         assert ("Experiment.on_log ends the run at 256 steps" in lines) == (not resume)
-    _run(settings, directory, resume=True)
+    _run(settings, directory, parts=parts, resume=True)
     logged = processes.log(directory.path)
     assert [row.pop("own/number", None) for row in logged] == [96, 128, None, None, None, None]
     assert logged == processes.log(population[0].path)
 
 
-@pytest.mark.parametrize(
-    ("answer", "number", "got"), [("stop", 1.0, "'stop'"), (None, "x", "'own/x', got 'x'")]
-)
-def test_a_function_of_the_log_that_returns_or_adds_no_number_is_refused(
-    settings, tmp_path, answer, number, got
-):
-    mistaken = dataclasses.replace(settings, on_log=lambda line: answer)
-    trainer = run.Run(mistaken, settings.build(), run_directory.RunDirectory(tmp_path), stop=())
-    with pytest.raises(errors.UserError, match=f"Experiment.on_log: expected .*{got}"):
-        trainer._call_on_log({"step": 64, "own/x": number})
-
-
-def _move(path):
-    path.rename(path.with_name("moved"))
+def test_a_function_of_the_log_that_returns_or_adds_no_number_is_refused(settings, parts, tmp_path):
+    for answer, number, got in (("stop", 1.0, "'stop'"), (None, "x", "'own/x', got 'x'")):
+        mistaken = dataclasses.replace(settings, on_log=lambda line, answer=answer: answer)
+        trainer = run.Run(mistaken, parts, _directory(tmp_path), stop=())
+        with trainer._exits, pytest.raises(errors.UserError, match=f"on_log: expected .*{got}"):
+            trainer._call_on_log({"step": 64, "own/x": number})
 
 
 def _remove(path):
-    _move(path)
+    path.rename(path.with_name("moved"))
     while path.with_name("moved").exists():  # the run writes meanwhile
         shutil.rmtree(path.with_name("moved"), ignore_errors=True)
 
 
 @pytest.mark.slow
-# In the middle, and in the final evaluation. `test_checkpoint.py` has the folder of checkpoints.
-@pytest.mark.parametrize(("lines", "harm"), [(3, _move), (6, _remove)])
-def test_a_run_directory_that_vanishes_ends_the_run(tmp_path, caplog, lines, harm):
+def test_a_run_directory_that_vanishes_ends_the_run(tmp_path, caplog):
+    """In the final evaluation. `test_checkpoint.py` has the folder of checkpoints."""
     files = [str(processes.config_file(tmp_path))]
     periods = ["Experiment.evaluation_period = 4", "Experiment.checkpoint_period = 2"]
     short = experiment.load(files, ["TOTAL_STEPS = 384", *periods])  # six updates
@@ -358,51 +349,35 @@ def test_a_run_directory_that_vanishes_ends_the_run(tmp_path, caplog, lines, har
     place = "(.lock|checkpoints)"  # whichever is examined next
     message = f"^'.*/run/{place}' was (moved to '.*moved.*'|removed) while the run wrote to it$"
     with pytest.raises(errors.RunFailure, match=message) as raised:
-        _run(short, directory, At(directory.path, lines, harm))
+        _run(short, directory, At(directory.path, 6, _remove))
     assert str(raised.value) not in caplog.text  # it is printed once
     assert not directory.summary.exists()
     (tmp_path / "run").mkdir(exist_ok=True)
     run_directory.Lock(tmp_path / "run").acquire()  # it was released
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Poisoned(catch.Catch):
-    """Its observation is NaN where the ball lands in the first column."""
+def test_a_fault_names_member_update_and_newest_checkpoint(settings, parts, tmp_path, monkeypatch):
+    """An observation that is not finite counts once a metric is not; replay may sample it later.
 
-    def step(self, state, action):
-        state, timestep = super().step(state, action)
-        poison = timestep.last() & (state.ball_column == 0)
-        return state, timestep._replace(
-            observation=jnp.where(poison, jnp.nan, timestep.observation)
-        )
+    `test_metrics.py` has the reports.
+    """
+    step, infinite = anakin.Anakin.step, np.array(metrics.FAULTS) == metrics.OBSERVATION
 
+    def fail(runner, state, *arguments):
+        state, report = step(runner, state, *arguments)
+        update = int(state.update)
+        seen = np.where(infinite & (update > 2), [[metrics.NEVER], [2]], metrics.NEVER)
+        metric = np.where(np.arange(2) * (update > 4), 4, metrics.NEVER)
+        return state, report._replace(first_fault=seen, first_nonfinite={"loss": metric})
 
-def test_a_value_that_is_not_finite_names_member_and_update(settings, tmp_path):
-    directory = run_directory.RunDirectory(tmp_path)
-    poisoned = dataclasses.replace(
-        settings,
-        seed=2,
-        environment=Poisoned,
-        runner=functools.partial(settings.runner, population_values={"gamma": (0.9, 0.5)}),
-        evaluation_period=0,
-        checkpoint_period=1,
+    monkeypatch.setattr(anakin.Anakin, "step", fail)
+    message = (
+        r"Reporting\): an observation is NaN or infinite of seed 4 \(learning_rate = 0\.01\); "
     )
-    message = r"Poisoned\): an observation is NaN or infinite.* of seed 3 \(gamma = 0\.5\).* "
-    message += r"at update 1 \(64 steps\)"
-    with pytest.raises(errors.UserError, match=rf"{message}; .*: step 64$"):
-        _run(poisoned, directory)
-    assert processes.num_lines(directory.path) == 1
-    assert (directory.checkpoints / "64" / "manifest.json").exists()
-
-
-def test_an_infinite_observation_that_reaches_no_metric_ends_no_run(settings, tmp_path):
-    """Of two reports, the first has an observation that replay may sample later."""
-    trainer = run.Run(settings, settings.build(), run_directory.RunDirectory(tmp_path), stop=())
-    never = np.full(len(metrics.FAULTS), metrics.NEVER)
-    seen = np.where(np.array(metrics.FAULTS) == metrics.OBSERVATION, 5, never)
-    trainer._check(metrics.Report({}, {"loss": np.int32(metrics.NEVER)}, seen))
-    with pytest.raises(errors.UserError, match=f"{metrics.OBSERVATION}.* at update 5 "):
-        trainer._check(metrics.Report({}, {"loss": np.int32(9)}, never))
+    message += r".* at update 2 \(128 steps\); .*: step 256$"
+    with pytest.raises(errors.UserError, match=message):
+        _run(dataclasses.replace(settings, checkpoint_period=1), _directory(tmp_path), None, parts)
+    assert processes.num_lines(tmp_path) == 4
 
 
 class Endless(catch.Catch):
@@ -414,56 +389,68 @@ class Endless(catch.Catch):
 
 
 @pytest.mark.slow
-def test_a_broken_rule_ends_a_run_of_sebulba_after_its_first_dispatch(tmp_path):
-    """The test of a value that is not finite breaks one under Anakin."""
-    files = [str(processes.config_file(tmp_path)), "gin/runners/sebulba.gin"]
+@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
+def test_a_broken_rule_ends_a_run_after_its_first_dispatch(tmp_path, runner):
+    files = [str(processes.config_file(tmp_path)), f"gin/runners/{runner}.gin"]
     broken = dataclasses.replace(experiment.load(files, []), environment=Endless)
-    directory = run_directory.RunDirectory(tmp_path / "run")
-    directory.create()
     message = r"environment .*Endless\): .* discount other than 1; `podracers-check`.* update 0 "
     with pytest.raises(errors.UserError, match=message):
-        _run(broken, directory)
-    assert processes.num_lines(directory.path) == 0
+        _run(broken, _directory(tmp_path))
+    assert processes.num_lines(tmp_path) == 0
+
+
+_SAME = contextlib.nullcontext()
 
 
 @pytest.mark.parametrize(
-    ("binding", "message"),
+    ("binding", "setting", "message"),
     [
-        ("SEED = 7", "seed, 3: got 7"),
-        ("Anakin.population = 4", "population, 2: got 4"),
+        ("SEED = 7", _SAME, "seed, 3: got 7"),
+        ("Anakin.population = 4", _SAME, "population, 2: got 4"),
         (
             "Anakin.population_values = {'gamma': (0.9, 0.5)}",
+            _SAME,
             r"population_values, \{'learning_rate': \[0.0001, 0.01\]\}: got \{'gamma'",
         ),
-        ("Anakin.rollout_length = 32", "update, 64: got 256"),
-        ("TOTAL_STEPS = 512", "at least 640, .*; got 512"),
-        ("Experiment.checkpoint_directory = '{}'", "expected the checkpoints of .*; got none"),
+        ("Anakin.rollout_length = 32", _SAME, "update, 64: got 256"),
+        ("TOTAL_STEPS = 512", _SAME, "at least 640, .*; got 512"),
+        ("Experiment.checkpoint_directory = '{}'", _SAME, "the checkpoints of .*; got none"),
+        ("SEED = 3", jax.threefry_partitionable(False), "partitionable, True: got False"),
+        ("SEED = 3", jax.default_prng_impl("rbg"), "prng_impl, 'threefry2x32': got 'rbg'"),
     ],
 )
-def test_resuming_with_a_fixed_option_changed_is_refused(population, binding, message, tmp_path):
-    directory = run_directory.RunDirectory(population[0].path)
+def test_resuming_with_a_fixed_option_changed_is_refused(
+    population, binding, setting, message, tmp_path
+):
+    directory = _directory(population[0].path)
     changed = experiment.load([str(directory.config)], [binding.replace("{}", str(tmp_path))])
-    with pytest.raises(errors.UserError, match=message):
+    with setting, pytest.raises(errors.UserError, match=message):
         _run(changed, directory, resume=True)
     run_directory.Lock(directory.path).acquire()  # the refused run has released it
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        (jax.threefry_partitionable(False), "jax_threefry_partitionable, True: got False"),
-        (jax.default_prng_impl("rbg"), "jax_default_prng_impl, 'threefry2x32': got 'rbg'"),
-    ],
-)
-def test_resuming_with_another_generator_is_refused(settings, population, setting, message):
-    with setting, pytest.raises(errors.UserError, match=message):
-        _run(settings, run_directory.RunDirectory(population[0].path), resume=True)
+def test_a_failure_while_a_run_ends_hides_no_first_cause(
+    settings, parts, tmp_path, caplog, monkeypatch
+):
+    close = checkpoint.Checkpointer.close
+
+    def fail(checkpointer):
+        close(checkpointer)
+        raise errors.RunFailure("could not save")
+
+    monkeypatch.setattr(checkpoint.Checkpointer, "close", fail)
+    failing = dataclasses.replace(settings, on_log=lambda line: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        _run(failing, _directory(tmp_path), parts=parts)
+    assert "could not save" in caplog.text
 
 
-def test_a_resumed_run_prints_settings_that_change_rounding(settings, population, monkeypatch):
+def test_a_resumed_run_prints_settings_that_change_rounding(
+    settings, parts, population, monkeypatch
+):
     monkeypatch.setenv("XLA_FLAGS", "--xla_other")
     directory = run_directory.RunDirectory(population[0].path)
-    parts, lines = settings.build(), []
+    lines = []
     resumed = run.Run(settings, parts, directory, stop=At(), resume=True, print_line=lines.append)
     assert any(re.match("changed: XLA_FLAGS: .* -> '--xla_other'", line) for line in lines)
     resumed._require_same_run(640, {"update": 10, "seed": 3})  # as earlier versions saved
@@ -477,16 +464,16 @@ def _score(directory, step):
 
 
 def test_a_run_keeps_its_configuration_and_commit_and_keeps_others_out(
-    population, tmp_path, monkeypatch
+    parts, population, tmp_path, monkeypatch
 ):
     """Other experiments are loaded and started meanwhile.
 
     The last update, evaluated twice, has one score.
     """
     config_file, refused = [str(population[0].config)], []
-    bindings = ["Experiment.evaluation_period = 5", "PPO.gamma = 0.5"]
+    bindings = ["Experiment.evaluation_period = 5", "Experiment.keep_best = 2"]
     first = experiment.load(config_file, bindings)
-    later = experiment.load(config_file, ["PPO.gamma = 0.75", "SEED = 8"])
+    later = experiment.load(config_file, ["Experiment.keep_best = 3", "SEED = 8"])
     directory = run_directory.RunDirectory(tmp_path / "run")
     directory.create()
 
@@ -498,18 +485,20 @@ def test_a_run_keeps_its_configuration_and_commit_and_keeps_others_out(
         monkeypatch.setattr(summary_lib, "provenance", lambda: {"commit": "later"})
 
     copy = dataclasses.replace(first, checkpoint_period=5)
-    summary, _ = _run(copy, directory, At(directory.path, 2, start_another))
+    summary, _ = _run(copy, directory, At(directory.path, 2, start_another), parts)
     assert refused == [True, False]
     assert summary["commit"] not in ("later", None)
     assert (directory.path / ".lock").exists()
     assert _score(directory, 640) == pytest.approx(summary["evaluation"]["return"])
     ((_, shown),) = _events(directory, "config")
     for text in (directory.operative_config.read_text(), shown.item().decode()):
-        assert "PPO.gamma = 0.5" in text
+        assert "Experiment.keep_best = 2" in text
         assert "SEED = 3" in text
 
 
-def test_a_final_evaluation_that_has_ended_early_can_be_repeated(population, tmp_path, monkeypatch):
+def test_a_final_evaluation_that_has_ended_early_can_be_repeated(
+    parts, population, tmp_path, monkeypatch
+):
     """One that has failed, and one that was stopped."""
     bindings = ["Experiment.evaluation_period = 0", "Experiment.checkpoint_period = 0"]
     changed = experiment.load([str(population[0].config)], bindings)
@@ -519,7 +508,7 @@ def test_a_final_evaluation_that_has_ended_early_can_be_repeated(population, tmp
         with monkeypatch.context() as patched:
             patched.setattr(experiment.Parts, "evaluate", mock.Mock(side_effect=error))
             with contextlib.nullcontext() if resume else pytest.raises(errors.RunFailure):
-                assert _run(changed, directory, resume=resume)[0] is None
+                assert _run(changed, directory, parts=parts, resume=resume)[0] is None
         assert (_score(directory, 640), directory.summary.exists()) == (None, False)
     restore = checkpoint.Checkpointer.restore
 
@@ -529,7 +518,7 @@ def test_a_final_evaluation_that_has_ended_early_can_be_repeated(population, tmp
         return restore(self, template, **options)
 
     monkeypatch.setattr(checkpoint.Checkpointer, "restore", restored)
-    summary, _ = _run(changed, directory, resume=True)
+    summary, _ = _run(changed, directory, parts=parts, resume=True)
     assert summary["best_checkpoint"] == 640
     assert _score(directory, 640) == pytest.approx(summary["evaluation"]["return"])
 
@@ -598,28 +587,32 @@ def test_a_thread_can_train_without_signal_handlers():
         assert pool.submit(is_stopped).result() is False
 
 
-def test_one_thread_trains_at_a_time(tmp_path):
+def test_one_thread_trains_at_a_time(population, parts, tmp_path):
     """Another one is refused, and may load and build: their configurations stay apart."""
-    file, short = str(processes.config_file(tmp_path)), "TOTAL_STEPS = 64"
-    first, other = (experiment.load([file], [short, f"SEED = {seed}"]) for seed in (5, 6))
+    file = str(population[0].config)
+    first, other = (experiment.load([file], [f"SEED = {seed}"]) for seed in (5, 6))
     begun, refused = threading.Event(), threading.Event()
 
     def hold(values):
         begun.set()
         assert refused.wait(processes.PATIENCE)
+        return True
 
-    held = dataclasses.replace(first, on_log=hold)
+    held, directories = dataclasses.replace(first, on_log=hold), []
+    for name in ("first", "other"):
+        directories.append(run_directory.RunDirectory(tmp_path / name))
+        directories[-1].create()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        trained_first = pool.submit(run.train, held, tmp_path / "first")
+        trained_first = pool.submit(_run, held, directories[0], parts=parts)
         assert begun.wait(processes.PATIENCE)
         assert experiment.load([file], []).build() and other.build()
         with pytest.raises(errors.UserError, match="another thread of this process trains"):
-            run.train(other, tmp_path / "other")
+            _run(other, directories[1], parts=parts)
         refused.set()
-        assert trained_first.result()["seed"] == 5
-    assert "SEED = 5" in (tmp_path / "first" / "operative_config.gin").read_text()
-    directory = run_directory.RunDirectory(tmp_path / "other")
-    assert _run(other, directory)[0]["seed"] == 6  # its directory is free
+        assert trained_first.result()[0]["seed"] == 5
+    assert "SEED = 5" in directories[0].operative_config.read_text()
+    ending = dataclasses.replace(other, on_log=lambda values: True)
+    assert _run(ending, directories[1], parts=parts)[0]["seed"] == 6  # its directory is free
 
 
 def test_times_add_up_over_starts_without_the_first_dispatch_of_each(monkeypatch):
@@ -645,22 +638,21 @@ def test_times_add_up_over_starts_without_the_first_dispatch_of_each(monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
-def test_100_evaluations_and_checkpoints_keep_no_memory(runner, tmp_path, monkeypatch):
+def test_50_evaluations_and_checkpoints_keep_no_memory(tmp_path, monkeypatch):
     """48 objects a checkpoint stayed once, of the library that writes arrays."""
-    extra = f"TOTAL_STEPS = {120 * 64}\nexperiment.Experiment.evaluation_period = 1"
-    files = [str(processes.config_file(tmp_path, extra)), f"gin/runners/{runner}.gin"]
+    extra = f"TOTAL_STEPS = {70 * 64}\nexperiment.Experiment.evaluation_period = 1"
+    files = [str(processes.config_file(tmp_path, extra)), "gin/runners/sebulba.gin"]
     run_period, measured = run.Run._run_period, {}
 
     def run_and_measure(trainer):
         run_period(trainer)
-        if trainer._update in (20, 120):
+        if trainer._update in (20, 70):
             trainer._checkpointer.wait()
             gc.collect()
             measured[trainer._update] = len(gc.get_objects()), psutil.Process().memory_info().rss
 
     monkeypatch.setattr(run.Run, "_run_period", run_and_measure)
     run.train(experiment.load(files, []), tmp_path / "run")
-    (objects, memory), (last_objects, last_memory) = measured[20], measured[120]
+    (objects, memory), (last_objects, last_memory) = measured[20], measured[70]
     assert last_objects - objects < 500
     assert last_memory - memory < 100e6  # bytes: free memory of the allocator counts

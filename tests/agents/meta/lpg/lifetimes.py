@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from agents.meta import lpg
@@ -60,7 +59,7 @@ def batch(agent: lpg.LPG, seed: int, num_states: int = 6) -> meta_training._Batc
     action = rng.integers(0, 4, (shape[0], shape[1] - 1, shape[2]))
     initial = tabular.init_agent(agent.spec, agent.prediction_size)
     return jax.tree.map(
-        jnp.asarray,
+        jax.device_put,
         meta_training._Batch(
             agent=jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), initial),
             chunk=tabular.Chunk(timestep, action),
@@ -73,4 +72,5 @@ def batch(agent: lpg.LPG, seed: int, num_states: int = 6) -> meta_training._Batc
 @functools.cache
 def rule_params():
     """Returns parameters of the rule of `agent()`, with heads that are not small."""
-    return jax.tree.map(lambda x: 2.0 * x + 0.1, jax.jit(agent().rule.init)(jax.random.key(0)))
+    params = jax.jit(agent().rule.init)(jax.random.key(0))
+    return jax.tree.map(lambda x: 2.0 * x + 0.1, jax.device_get(params))

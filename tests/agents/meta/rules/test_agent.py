@@ -134,7 +134,7 @@ def test_a_file_restores_the_rule(tmp_path):
     assert rule == RULE
     jax.tree.map(np.testing.assert_array_equal, params, loaded)
     agent = _agent(probes.ActionReward().spec, load=rule_file.load, rule=str(path))
-    learner = agent.init_learner(jax.random.key(0))
+    learner = jax.jit(agent.init_learner)(jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, learner.target.params, params)
     with pytest.raises(errors.UserError, match=r"cannot write .*: No such file or directory"):
         rule_file.save(tmp_path / "missing" / "rule.npz", RULE, params)

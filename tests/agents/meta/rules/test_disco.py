@@ -174,7 +174,7 @@ def test_losses_ignore_illegal_actions(teach):
     logits = experience.outputs["policy"].copy()
     logits[..., 2] = layers.MASKED
     masked = {**experience.outputs, "policy": logits}
-    losses = RULE.losses(targets, masked, experience.action, experience.timestep)
+    losses = jax.jit(RULE.losses)(targets, masked, experience.action, experience.timestep)
     assert np.max(losses["policy"]) < 5.0 and np.max(losses["next_policy"]) < 5.0
     target = jax.nn.softmax(targets.predictions.policy[..., :2])
     log_policy = jax.nn.log_softmax(logits[:-1, :, :2])

@@ -1,0 +1,147 @@
+"""Two players in turn: the targets of each agent are those of one player's view of the game.
+
+In that view rewards and values of the other player change their sign, and discounts are positive.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents import dqn, networks, ppo
+from agents.networks import cores, heads
+from agents.parts import inputs
+from agents.search import planning
+from environments import pgx
+from podracers import errors, types
+from tests import contract, streams
+from tests.agents import experience
+
+LENGTH, BATCH = 20, 6
+
+
+def _game(seed: int = 3):
+    """Returns time steps of a game in which players may move twice, `[T + 1, B]`, and the signs.
+
+    The sign is 1 where the first player is to move, and -1 where the other one is.
+    """
+    rng = np.random.default_rng(seed)
+    timestep = experience.random_episodes(seed, (LENGTH + 1, BATCH))
+    passes = (rng.random(timestep.reward.shape) < 0.7) & (timestep.step_type != types.FIRST)
+    sign = np.cumprod(np.where(passes, -1.0, 1.0), axis=0).astype(np.float32)
+    return timestep._replace(discount=np.where(passes, -1, 1) * timestep.discount), sign
+
+
+def _view(timestep, sign):
+    """Returns the time steps as the first player sees them."""
+    mover = np.concatenate([sign[:1], sign[:-1]])  # who moved before each time step
+    return timestep._replace(reward=mover * timestep.reward, discount=np.abs(timestep.discount))
+
+
+def _dqn(agent, timestep, values, _):
+    """Returns the targets `[T - n + 1, B]` of all sequences of `n` transitions."""
+    length, targets = agent.buffer.burn_in + agent.n_step + 1, []
+    for begin in range(LENGTH + 2 - length):
+        part = jax.tree.map(lambda x: x[begin : begin + length], timestep)  # noqa: B023
+        reward, discount, time = agent.targets(part)
+        value = jnp.take_along_axis(values[begin : begin + length], time[None], axis=0)[0]
+        targets.append(reward + discount * value)
+    # The first time steps of a sequence fill the stack of frames.
+    return jnp.concatenate([jnp.zeros((agent.buffer.burn_in, BATCH)), jnp.stack(targets)])
+
+
+def _sac(agent, timestep, values, _):
+    both = jax.tree.map(lambda x: jnp.stack([x[:-1], x[1:]]).reshape(2, -1), timestep)
+    return agent.targets(both, values[1:].ravel()).reshape(LENGTH, BATCH)
+
+
+def _search(agent, timestep, values, _):
+    targets = agent.targets(timestep, planning.Extras(jnp.zeros((*values.shape, 2)), values))
+    return jnp.stack([targets.value[:-1], targets.reward])
+
+
+TARGETS = {
+    "ppo": lambda agent, timestep, values, _: jnp.stack(agent.targets(timestep, values)),
+    "vmpo": lambda agent, timestep, values, _: jnp.stack(agent.targets(timestep, values)),
+    "impala": lambda agent, *arguments: jnp.stack(agent.targets(*arguments)),
+    "pqn": lambda agent, timestep, values, _: agent.targets(timestep, values),
+    "dqn": _dqn,
+    "rainbow": _dqn,
+    "r2d2": lambda agent, timestep, values, _: agent.targets(timestep, values),
+    "sac_discrete": _sac,
+    "muzero": _search,
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_targets_are_those_of_one_players_view(name):
+    agent, _ = contract.AGENTS[name]()
+    timestep, sign = _game()
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=sign.shape).astype(np.float32)
+    log_ratio = 0.3 * rng.normal(size=(LENGTH, BATCH)).astype(np.float32)
+    targets = jax.jit(lambda *arguments: TARGETS[name](agent, *arguments))
+    actual = np.array(targets(timestep, values, log_ratio))
+    expected = np.array(targets(_view(timestep, sign), sign * values, log_ratio))
+    steps, begin = actual.shape[-2], agent.buffer.burn_in if TARGETS[name] is _dqn else 0
+    kept = (timestep.step_type[:steps] != types.LAST) & (np.arange(steps)[:, None] >= begin)
+    expected = sign[:steps] * expected
+    np.testing.assert_allclose(actual[..., kept], expected[..., kept], atol=2e-6)
+    assert np.abs(actual - np.array(targets(timestep, sign * values, log_ratio))).max() > 0.01
+
+
+def test_atoms_are_mirrored_where_the_turn_passes():
+    """The distribution of minus a return is that of the return, reversed."""
+    atoms = heads.CategoricalReturn(-5.0, 5.0, 11)
+    rng = np.random.default_rng(0)
+    online, target = rng.normal(size=(2, 4, 3, 11)).astype(np.float32)
+    action, reward = np.zeros(4, np.int32), rng.normal(size=4).astype(np.float32)
+    discount = np.full(4, 0.9, np.float32)
+    selector = np.tile(np.array([0.0, 1.0, 0.0], np.float32), (4, 1))
+    loss = jax.jit(atoms.loss)
+    expected = loss(online, action, reward, discount, target[..., ::-1], selector)
+    actual = loss(online, action, reward, -discount, target, selector)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
+def test_the_previous_reward_is_that_of_the_player_to_move():
+    timestep, _ = _game()
+    timestep = jax.tree.map(lambda x: x[:, None], timestep._replace(observation=timestep.reward))
+    spec = streams.RandomEpisodes().spec
+    action = jnp.zeros(timestep.reward.shape, jnp.int32)
+    seen = inputs.extended(timestep, action, spec.action).observation["previous_reward"]
+    np.testing.assert_array_equal(np.abs(seen), np.abs(timestep.reward))
+    passes = timestep.discount < 0.0
+    np.testing.assert_array_equal(seen[passes], -timestep.reward[passes])
+    np.testing.assert_array_equal(seen[~passes], timestep.reward[~passes])
+
+
+def _ppo(spec, network=None, **options):
+    return ppo.PPO(spec, network=network or contract.tiny_network(), **options).net
+
+
+# Options that have no meaning for two players, with the reason in the message.
+REFUSED = {
+    "running returns of both would be mixed": lambda spec: _ppo(spec, normalize_rewards=True),
+    "expected minimum = -maximum": lambda spec: dqn.DQN(
+        spec, network=networks.q_network, distribution=heads.CategoricalReturn(-1.0, 2.0, 11)
+    ),
+}
+HIDDEN = {
+    "a stream has both: expected a network without memory": lambda spec: _ppo(
+        spec, contract.tiny_network(cores.GRU(8))
+    ),
+    "has both: expected a network without memory (no core, frame_stack = 1)": lambda spec: _ppo(
+        spec, contract.tiny_network(frame_stack=2)
+    ),
+}
+
+
+@pytest.mark.parametrize("cause", [*REFUSED, *HIDDEN])
+def test_options_that_cannot_be_right_are_refused(cause):
+    pytest.importorskip("pgx")
+    spec = pgx.Pgx("kuhn_poker" if cause in HIDDEN else "tic_tac_toe").spec
+    with pytest.raises(errors.UserError, match=r"tic_tac_toe|kuhn_poker|distribution") as caught:
+        (REFUSED | HIDDEN)[cause](spec)
+    assert cause in str(caught.value)
+    assert "\n" not in str(caught.value)
