@@ -126,12 +126,11 @@ class JaxMARL(adaptors.Adaptor):
         package = adaptors.optional_import("jaxmarl.registration", f"environment '{name}'")
         known = [x for x in package.registered_envs if x.startswith(_FAMILIES) and x != _ONE_AGENT]
         errors.require_known("JaxMARL has no environment of several agents", name, known)
-        from jaxmarl.environments import overcooked_layouts  # noqa: PLC0415
-        from jaxmarl.environments.smax import smax_env  # noqa: PLC0415
-
+        layouts = adaptors.optional_import("jaxmarl.environments.overcooked.layouts", name)
+        smax = adaptors.optional_import("jaxmarl.environments.smax.smax_env", name)
         for option, names in (
-            ("layout", overcooked_layouts if name == "overcooked" else {}),
-            ("scenario", smax_env.MAP_NAME_TO_SCENARIO),
+            ("layout", layouts.overcooked_layouts if name == "overcooked" else {}),
+            ("scenario", smax.MAP_NAME_TO_SCENARIO),
         ):
             if names and isinstance(chosen := options.get(option), str):
                 errors.require_known(f"{name} has no {option}", chosen, names)
@@ -156,8 +155,9 @@ class JaxMARL(adaptors.Adaptor):
         shapes = {space.shape for space in spaces}
         if len(shapes) > 1 or any(hasattr(space, "n") for space in spaces):
             raise errors.UserError(f"{self.name}: expected equal actions of all agents: {shapes}")
-        low, high = (np.broadcast_to(x, *shapes) for x in (spaces[0].low, spaces[0].high))
-        return specs.BoundedArray(*shapes, np.float32, low, high, name="action")
+        shape = spaces[0].shape
+        low, high = (np.broadcast_to(x, shape) for x in (spaces[0].low, spaces[0].high))
+        return specs.BoundedArray(shape, np.float32, low, high, name="action")
 
     def _mask(self, inner: Any) -> jax.Array | None:
         """Returns the legal actions `[A, ...]`; None if all are."""

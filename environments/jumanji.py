@@ -109,8 +109,10 @@ class Jumanji(adaptors.Adaptor):
         if not self.agents:
             return following, types.transition(observation, jnp.sum(reward), terminated, truncated)
         axis = self.spec.agent_axis
-        numbers = [jnp.broadcast_to(x, axis) for x in (reward, terminated, truncated)]
-        timestep = jax.vmap(types.transition)(observation, *numbers)
+        reward, terminated, truncated = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, axis), (reward, terminated, truncated)
+        )
+        timestep = jax.vmap(types.transition)(observation, reward, terminated, truncated)
         if (active := timestep.active()) is not None:
             timestep = timestep._replace(
                 reward=timestep.reward * _can_move(state.inner.action_mask),

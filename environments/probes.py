@@ -376,12 +376,15 @@ class TwoAgents:
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
-        shapes = {"features": ((2,), np.float32), environment.ACTION_MASK: ((3,), np.bool_)}
-        shapes[environment.ACTIVE] = ((), np.bool_)
-        observation = {key: specs.Array(*shape) for key, shape in shapes.items()}
-        options = {"metrics": ("out",), "num_agents": 2}
-        action = specs.DiscreteArray(3)
-        return environment.EnvironmentSpec("TwoAgents", observation, action, self.length, **options)
+        observation = {
+            "features": specs.Array((2,), np.float32),
+            environment.ACTION_MASK: specs.Array((3,), np.bool_),
+            environment.ACTIVE: specs.Array((), np.bool_),
+        }
+        action, metrics = specs.DiscreteArray(3), ("out",)
+        return environment.EnvironmentSpec(
+            "TwoAgents", observation, action, self.length, metrics=metrics, num_agents=2
+        )
 
     @property
     def optimal_return(self) -> float:

@@ -318,10 +318,10 @@ def agents_faults(before: types.TimeStep, after: types.TimeStep) -> dict[str, ja
     """Returns each rule of several agents, and whether two time steps `[A]` in a row break it."""
     differs = jnp.any(after.step_type != after.step_type[0])
     faults = {"the agents of one environment have different step_types": differs}
-    active = after.active()
-    if active is not None:
+    active, before_active = after.active(), before.active()
+    if active is not None and before_active is not None:
         within = ~after.first()
-        was = before.active() | ~within
+        was = before_active | ~within
         faults["an agent is out (active is false) at FIRST"] = ~active & ~within
         faults["an agent that was out is active again"] = active & ~was
         faults["an agent goes out with a discount other than 0"] = (

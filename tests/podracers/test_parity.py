@@ -115,6 +115,10 @@ def test_agents_play_themselves_alike_under_both_runners(name, game):
         number = timestep.observation["features"][..., 1].reshape(-1, contract.NUM_ENVS, count)
         np.testing.assert_array_equal(number, np.broadcast_to(np.arange(count), number.shape))
         np.testing.assert_array_equal(timestep.first()[:, ::2], timestep.first()[:, 1::2])
+        # An agent goes out by its own action.
+        active, runs = timestep.active(), ~timestep.last()[:-1]
+        left = history.rollouts[0].action == 2
+        np.testing.assert_array_equal(runs & active[:-1] & ~active[1:], runs & left)
     assert all(np.all(report.first_fault == metrics.NEVER) for report in history.reports)
     resumed = contract.restore(subject, history.states[3])
     resumed = streams.to_numpy(subject.step(resumed, 2)[0])
