@@ -20,7 +20,7 @@ EXTRAS := $(shell \
   elif ls /dev/accel[0-9]* >/dev/null 2>&1 || { ls /dev/vfio/[0-9]* >/dev/null 2>&1 \
     && grep -qx 0x1ae0 /sys/bus/pci/devices/*/vendor 2>/dev/null; }; then echo tpu; fi)
 endif
-KNOWN_EXTRAS := cuda12 cuda13 tpu gcs wandb gymnax brax craftax xminigrid pgx playground export notebooks docs test
+KNOWN_EXTRAS := cuda12 cuda13 tpu gcs wandb gymnax brax craftax xminigrid jaxmarl pgx playground export notebooks docs test
 COMMA := ,
 # pip only warns, and JAX would find only the CPU.
 ifneq ($(filter-out $(KNOWN_EXTRAS),$(subst $(COMMA), ,$(EXTRAS))),)

@@ -27,7 +27,7 @@ import rlax
 
 from agents import networks
 from agents.networks import encoders, heads, layers
-from agents.parts import exploration, optimization, options
+from agents.parts import exploration, optimization, options, returns
 from agents.replay import replay
 from podracers import types
 
@@ -130,7 +130,7 @@ class DQN(replay.ReplayAgent, exploration.EpsilonGreedy):
         """Returns the losses of the values of the chosen actions."""
         timestep, action, *_ = sample.rollout
         tm1 = self.buffer.burn_in
-        weight = (~timestep.last()[tm1]).astype(jnp.float32)  # [N] 0 where the action was ignored
+        weight = returns.weights(timestep)[tm1]  # [N]
         a_tm1 = action[tm1]
         r_t, discount_t, t = self.targets(timestep)
         online_key, target_key = jax.vmap(jax.random.split, out_axes=1)(sample.key)

@@ -21,6 +21,13 @@ from dm_env import specs
 from environments import adaptors
 from podracers import environment, errors, types
 
+# Environments of several agents by the beginning of their ids, with the parts of observations that
+# have an axis of agents, beside the mask.
+_AGENT_PARTS = {
+    "Connector": (),
+    "RobotWarehouse": ("agents_view",),
+    "LevelBasedForaging": ("agents_view",),
+}
 _FRAME_INCHES = (4.0, 4.0)  # 400 x 400 pixels, by matplotlib's 100 dots per inch
 
 
@@ -32,6 +39,9 @@ class Jumanji(adaptors.Adaptor):
     - A multi-discrete action whose mask covers the JOINT choice (Tetris, BinPack, Minesweeper,
       Sudoku, FlatPack) becomes one flat discrete action; others keep one integer per part.
     - Rewards per agent are summed over the agents. An agent without a legal action may take any.
+    - With `agents`, Connector, RobotWarehouse and LevelBasedForaging are environments of several
+      agents, with a reward each (RobotWarehouse has one of all). In the grid of Connector an agent
+      sees itself as the first; one that is connected or blocked is out.
     - The episode terminated iff Jumanji ends it with discount 0 for every agent.
 
     Time limits. Most tasks report their `time_limit` as a termination (Connector and
@@ -44,10 +54,12 @@ class Jumanji(adaptors.Adaptor):
       options: keyword arguments of the environment's constructor.
       time_limit_truncates: whether the time limit truncates; otherwise episodes end as Jumanji
         reports.
+      agents: whether each agent is a stream with its own action, not all of them one.
     """
 
     name: str = "Snake-v1"
     time_limit_truncates: bool = True
+    agents: bool = False
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
@@ -58,13 +70,25 @@ class Jumanji(adaptors.Adaptor):
             shape = environment.legal_values(self._actions.spec).shape
             mask = specs.BoundedArray(shape, bool, False, True, environment.ACTION_MASK)
             observation[environment.ACTION_MASK] = mask
-        return environment.EnvironmentSpec(self.name, observation, self._actions.spec, limit)
+        action = self._actions.spec
+        if not self.agents:
+            return environment.EnvironmentSpec(self.name, observation, action, limit)
+        for key in (*self._agent_parts, environment.ACTION_MASK):
+            part = observation[key]
+            observation[key] = specs.Array(part.shape[1:], part.dtype, key)
+        if not self._agent_parts:
+            observation[environment.ACTIVE] = specs.Array((), np.bool_, environment.ACTIVE)
+        single = specs.DiscreteArray(int(action.maximum[0]) + 1, name="action")
+        return environment.EnvironmentSpec(
+            self.name, observation, single, limit, num_agents=len(action.maximum)
+        )
 
     def reset(self, key: jax.Array) -> tuple[adaptors.CountedState, types.TimeStep]:
         # Some of Jumanji's generators accept raw keys only, and its states store them.
         inner, timestep = self._built[0].reset(jax.random.key_data(key))
         state = adaptors.CountedState(adaptors.strong(inner), jnp.zeros((), jnp.int32))
-        return state, types.restart(self._observe(timestep.observation))
+        restart = jax.vmap(types.restart) if self.agents else types.restart
+        return state, restart(self._observe(timestep.observation))
 
     def step(
         self, state: adaptors.CountedState, action: jax.Array
@@ -79,12 +103,22 @@ class Jumanji(adaptors.Adaptor):
         truncated = last & ~terminated
         if limit is not None and self.time_limit_truncates:
             truncated |= steps >= limit
-        return adaptors.CountedState(adaptors.strong(inner), steps), types.transition(
-            self._observe(timestep.observation),
-            jnp.sum(jnp.asarray(timestep.reward, jnp.float32)),
-            terminated,
-            truncated,
+        reward = jnp.asarray(timestep.reward, jnp.float32)
+        observation = self._observe(timestep.observation)
+        following = adaptors.CountedState(adaptors.strong(inner), steps)
+        if not self.agents:
+            return following, types.transition(observation, jnp.sum(reward), terminated, truncated)
+        axis = self.spec.agent_axis
+        reward, terminated, truncated = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, axis), (reward, terminated, truncated)
         )
+        timestep = jax.vmap(types.transition)(observation, reward, terminated, truncated)
+        if (active := timestep.active()) is not None:
+            timestep = timestep._replace(
+                reward=timestep.reward * _can_move(state.inner.action_mask),
+                discount=timestep.discount * active,
+            )
+        return following, timestep
 
     def render(self, state: adaptors.CountedState) -> np.ndarray:
         """Returns a picture of one state, uint8 `[height, width, 3]`, by Jumanji's viewer."""
@@ -102,6 +136,17 @@ class Jumanji(adaptors.Adaptor):
             game.render(jax.tree.map(jnp.asarray, state.inner))
             viewer.close()
         return np.array(pictures[-1][..., :3], np.uint8)
+
+    @functools.cached_property
+    def _agent_parts(self) -> tuple[str, ...]:
+        """The parts of observations that have an axis of agents, beside the mask."""
+        kind = self.name.partition("-")[0]
+        if kind not in _AGENT_PARTS:
+            raise errors.UserError(
+                f"Jumanji.agents: expected False for {self.name}; {', '.join(_AGENT_PARTS)} have "
+                "several agents"
+            )
+        return _AGENT_PARTS[kind]
 
     def _make(self) -> tuple[Any, int | None]:
         """Returns Jumanji's environment, and its time limit or None."""
@@ -145,14 +190,35 @@ class Jumanji(adaptors.Adaptor):
     def _observe(self, observation: Any) -> types.PyTree:
         observation = adaptors.plain(observation)
         if self._mask is not None:
-            shape = self.spec.observation[environment.ACTION_MASK].shape
+            shape = environment.legal_values(self._actions.spec).shape
             mask = jnp.asarray(observation[environment.ACTION_MASK], bool).reshape(shape)
             # Agents of MMST that are done, and walled starts of Maze, have no legal action.
             mask |= ~jnp.any(mask, axis=-1, keepdims=True)
             observation = {**observation, environment.ACTION_MASK: mask}
+        if self.agents:
+            observation = self._of_agents(observation)
         return jax.tree.map(
             lambda spec, leaf: jnp.asarray(leaf, spec.dtype), self.spec.observation, observation
         )
+
+    def _of_agents(self, observation: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """Returns the observations of all agents, `[A, ...]` leaves."""
+        mask = observation[environment.ACTION_MASK]
+        count, split = len(mask), (*self._agent_parts, environment.ACTION_MASK)
+        parts = {
+            key: part if key in split else jnp.broadcast_to(part, (count, *jnp.shape(part)))
+            for key, part in observation.items()
+        }
+        if not self._agent_parts:  # Connector: three values for each agent, and 0 for empty cells
+            grid, first = parts["grid"], 3 * jnp.arange(count)[:, None, None]
+            parts["grid"] = jnp.where(grid > 0, (grid - 1 - first) % (3 * count) + 1, 0)
+            parts[environment.ACTIVE] = _can_move(mask)
+        return parts
+
+
+def _can_move(mask: jax.Array) -> jax.Array:
+    """Returns whether agents with the masks `[A, 5]` have another action than to stay."""
+    return jnp.any(mask[:, 1:], axis=-1)
 
 
 def _children(spec: Any) -> dict[str, Any]:

@@ -351,3 +351,72 @@ class Reporting(Probe):
 
     def _metrics(self, state: State, action: jax.Array) -> dict[str, jax.Array]:
         return {"success": action == state.cue, "cue": state.cue}
+
+
+class AgentsState(NamedTuple):
+    """The state of `TwoAgents`; `[2]` has an entry for each agent."""
+
+    sign: jax.Array  # float32 [2], numbers in [-1, 1] whose signs are cues
+    active: jax.Array  # bool [2]
+    time: jax.Array  # int32, steps since the reset
+    end: jax.Array  # int32, steps of this episode
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TwoAgents:
+    """Two agents: is each row of a batch one of them, and is one that is out not learnt from?
+
+    Each observes a number and which agent it is. At a number above 0, action 1 is correct for agent
+    0, and action 0 for agent 1; otherwise the other one. A correct action earns 1. Agent 1 goes out
+    by action 2. An episode has a random number of steps, up to `length`, and is truncated where the
+    number of agent 0 is at most 0. The metric `out` is 1 if agent 1 has gone out.
+    """
+
+    length: int = 4
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        observation = {
+            "features": specs.Array((2,), np.float32),
+            environment.ACTION_MASK: specs.Array((3,), np.bool_),
+            environment.ACTIVE: specs.Array((), np.bool_),
+        }
+        action, metrics = specs.DiscreteArray(3), ("out",)
+        return environment.EnvironmentSpec(
+            "TwoAgents", observation, action, self.length, metrics=metrics, num_agents=2
+        )
+
+    @property
+    def optimal_return(self) -> float:
+        """The expected undiscounted return of each agent: 1 a step."""
+        return (1 + self.length) / 2
+
+    def reset(self, key: jax.Array) -> tuple[AgentsState, types.TimeStep]:
+        """Draws the numbers and the length."""
+        key, end_key = jax.random.split(key)
+        sign, end = jax.random.uniform(key, (2,), jnp.float32, -1.0, 1.0), self.length + 1
+        end = jax.random.randint(end_key, (), 1, end, jnp.int32)
+        state = AgentsState(sign, jnp.ones(2, bool), jnp.zeros((), jnp.int32), end)
+        return state, jax.vmap(types.restart)(self._observe(state), {"out": jnp.zeros(2)})
+
+    def step(self, state: AgentsState, action: jax.Array) -> tuple[AgentsState, types.TimeStep]:
+        """Takes the actions `[2]`."""
+        correct = action == ((state.sign > 0.0) ^ (jnp.arange(2) == 1))
+        reward = (state.active & correct).astype(jnp.float32)
+        state = state._replace(active=state.active & (action != 2), time=state.time + 1)
+        last = jnp.full(2, state.time >= state.end)
+        metrics = {"out": jnp.full(2, ~state.active[1], jnp.float32)}
+        timestep = jax.vmap(types.transition)(
+            self._observe(state), reward, last & (state.sign[0] > 0.0), last, metrics
+        )
+        return state, timestep._replace(discount=timestep.discount * state.active)
+
+    def _observe(self, state: AgentsState) -> types.PyTree:
+        values, may_leave = jnp.arange(3), jnp.array([[False], [True]])
+        mask = (values == 0) | (state.active[:, None] & ((values < 2) | may_leave))
+        features = jnp.stack([state.sign, jnp.arange(2, dtype=jnp.float32)], axis=-1)
+        return {
+            "features": features,
+            environment.ACTION_MASK: mask,
+            environment.ACTIVE: state.active,
+        }

@@ -121,6 +121,7 @@ class Randomized(wrappers.Wrapper):
 
     def _convert(self, state: State, timestep: types.TimeStep) -> types.TimeStep:
         factors = jnp.stack([state.factors[name] for name in self.ranges])
+        factors = jnp.broadcast_to(factors, (*self.spec.agent_axis, *factors.shape))
         return timestep._replace(observation=self._with_factors(timestep.observation, factors))
 
     def _with_factors(self, observation: types.PyTree, factors: Any) -> types.PyTree:

@@ -32,6 +32,8 @@ class Wrapper:
     inner: environment.Environment = dataclasses.field(init=False, repr=False)  # the instance
     # Whether states have a field `inner`, the state of the inner environment, instead of being it.
     has_state: ClassVar[bool] = False
+    # Whether this wrapper reads or changes time steps or actions of a single agent.
+    one_agent: ClassVar[bool] = False
 
     def __post_init__(self):
         errors.require_types(self)
@@ -51,6 +53,10 @@ class Wrapper:
             raise errors.UserError(
                 f"{type(self).__name__}.environment: expected an environment without Searchable, "
                 "which must be the outermost wrapper"
+            )
+        if self.one_agent and (count := self.inner.spec.num_agents) > 1:
+            raise errors.UserError(
+                f"{type(self).__name__} is for one agent, and {self.inner.spec.name} has {count}"
             )
 
     @property
@@ -161,6 +167,7 @@ class StickyActions(Wrapper):
 
     repeat_probability: float = 0.1
     has_state = True
+    one_agent = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -195,7 +202,7 @@ class StickyActions(Wrapper):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SelectObservation(Wrapper):
-    """Keeps some parts of a dict observation, and the action mask if present.
+    """Keeps some parts of a dict observation, and the reserved ones if present.
 
     Attributes:
       environment: inner environment, whose observation is a dict.
@@ -224,7 +231,7 @@ class SelectObservation(Wrapper):
         return timestep._replace(observation=self._select(timestep.observation))
 
     def _select(self, observation: dict[str, Any]) -> dict[str, Any]:
-        kept = {*self.keys, environment.ACTION_MASK}
+        kept = {*self.keys, environment.ACTION_MASK, environment.ACTIVE}
         return {key: value for key, value in observation.items() if key in kept}
 
 
@@ -235,6 +242,8 @@ class FlattenAction(Wrapper):
     The last part changes fastest, as in `numpy.unravel_index`. A mask `[D, A_part]` becomes the
     mask `[A]` of the joint actions whose parts are all legal.
     """
+
+    one_agent = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -285,6 +294,8 @@ class Searchable(Wrapper):
     This wrapper must be the outermost one: the states of wrappers around it would be lost. States
     should be small, because they are sent to the learner with the observation.
     """
+
+    one_agent = True
 
     @property
     def spec(self) -> environment.EnvironmentSpec:

@@ -21,7 +21,7 @@ class Policy(Protocol):
 
         Args:
           env_id: `[B]` int32, the global index of each stream.
-          num_envs: number of streams in all.
+          num_envs: number of streams in all (environments times their agents).
           evaluation: whether the streams are for evaluation.
         """
 

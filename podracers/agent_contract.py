@@ -61,7 +61,7 @@ def check_agent(
     Args:
       candidate: an agent, or its class, which is called with `spec=`.
       task: a JAX environment.
-      num_envs: number of streams, divisible by two.
+      num_envs: number of environments, divisible by two.
       rollout_length: agent steps of each stream between updates.
       stage: called with the name of each stage, for the context in which it runs.
 
@@ -99,7 +99,7 @@ def check_agent(
             if sum(np.sum(one[path] != before[path]) for path in before) >= size / 5:
                 break
         else:
-            steps = _MAX_UPDATES * num_envs * rollout_length
+            steps = _MAX_UPDATES * runners[0].steps_per_update
             raise errors.UserError(
                 f"{name}: no gradient step within {steps} agent steps: start learning earlier"
             )

@@ -4,7 +4,7 @@ The architecture of Hessel et al., "Podracer architectures for scalable Reinforc
 2021, https://arxiv.org/abs/2104.06272, section "Anakin": the program is replicated over the
 devices, each with its own streams, and gradients are combined in each gradient step.
 
-Axis legend: `P` population (absent where it is 1), `B` streams, `D` devices.
+Axis legend: `P` population (absent where it is 1), `E` environments, `B` streams, `D` devices.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
 
     Attributes:
       agent: the agent.
-      environment: a one-stream JAX environment.
-      num_envs: `B`, streams over all devices.
+      environment: a JAX environment.
+      num_envs: `E`, environments over all devices; each is a stream, or one for each agent.
       rollout_length: `T`, agent steps of each stream between updates.
       population: `P`, number of independent seeds to train at once.
       population_values: numbers by option of the agent, such as `{'learning_rate': (1e-4, 1e-3)}`,
@@ -107,7 +107,7 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
     @property
     def steps_per_update(self) -> int:
         """Agent steps of one update, over all streams of one member of the population."""
-        return self.num_envs * self.rollout_length
+        return self.num_envs * self.environment.spec.num_agents * self.rollout_length
 
     @property
     def reset_size(self) -> int | None:
@@ -142,9 +142,12 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
     def describe(self) -> list[str]:
         devices = self.mesh.devices.tolist()
         members = f", a population of {self.population}" if self.population > 1 else ""
+        count = self.environment.spec.num_agents
+        agents = f" x {count} agents" if count > 1 else ""
         return [
-            f"Anakin on {len(devices)} x {devices[0].device_kind}: {self.num_envs} environments x "
-            f"{self.rollout_length} steps = {self.steps_per_update} agent steps an update{members}",
+            f"Anakin on {len(devices)} x {devices[0].device_kind}: {self.num_envs} environments"
+            f"{agents} x {self.rollout_length} steps = {self.steps_per_update} agent steps an "
+            f"update{members}",
             *device_memory.usage(self, devices),
         ]
 

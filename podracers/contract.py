@@ -4,11 +4,12 @@ Each stage needs the stages before it: members and spec; shapes and dtypes of th
 and `step`; one key twice; a picture; values in episodes of a random policy. `host_contract` has the
 stages of host environments.
 
-Axis legend: `B` streams, `T` steps, `A` actions, `D` parts of a multi-discrete action.
+Axis legend: `B` environments, `T` steps.
 """
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import pickle
 import random
@@ -128,6 +129,8 @@ def spec_faults(candidate: environment.Environment) -> list[str]:
             f"spec is a {errors.path_of(spec)}, not a podracers EnvironmentSpec (a Gym environment "
             "needs an adaptor: it steps on the host)"
         ]
+    if faults := _agents_faults(spec):
+        return faults
     faults = _metric_faults(spec.metrics)
     if spec.players not in (1, 2):
         faults.append(f"spec.players is {spec.players}, supported are 1, and 2 that move in turn")
@@ -152,6 +155,26 @@ def spec_faults(candidate: environment.Environment) -> list[str]:
         if isinstance(mask, dict) or (mask.shape, mask.dtype) != (expected, np.bool_):
             faults.append(f"spec.observation['action_mask'] must be bool{[*expected]}, not {mask}")
     return faults
+
+
+def _agents_faults(spec: environment.EnvironmentSpec) -> list[str]:
+    """Returns the fault of the number of agents, or of the key `active` of observations."""
+    count, players = spec.num_agents, spec.players
+    if not isinstance(count, int) or count < 1:
+        return [f"spec.num_agents is {count!r}, expected 1, or more that act together"]
+    if count > 1 and players != 1:
+        return [f"spec.players is {players} and spec.num_agents is {count}: one of them must be 1"]
+    part = spec.observation.get(environment.ACTIVE) if isinstance(spec.observation, dict) else None
+    if part is None:
+        return []
+    if count == 1:
+        return [
+            "spec.observation has the key 'active', reserved for one of several agents that may be "
+            "out: rename it"
+        ]
+    if isinstance(part, dict) or (part.shape, part.dtype) != ((), np.bool_):
+        return [f"spec.observation['active'] must be bool[], not {part}"]
+    return []
 
 
 def _metric_faults(names: tuple[str, ...]) -> list[str]:
@@ -187,18 +210,17 @@ def trace_faults(candidate: environment.Environment) -> list[str]:
 
 
 def _trace_faults(candidate: environment.Environment) -> list[str]:
-    action = candidate.spec.action
     reset = jax.eval_shape(candidate.reset, jax.random.key(0))
     if fault := _pair_fault("reset", "restart", reset):
         return [fault]
-    step = jax.eval_shape(
-        candidate.step, reset[0], jax.ShapeDtypeStruct(action.shape, action.dtype)
-    )
+    step = jax.eval_shape(candidate.step, reset[0], _action_shape(candidate))
     if fault := _pair_fault("step", "transition", step):
         return [fault]
-    timestep = candidate.spec.timesteps()
+    axis = candidate.spec.agent_axis
+    timestep = candidate.spec.timesteps(*axis)
+    agents = f" (the first axis is that of {axis[0]} agents)" if axis else ""
     return [
-        f"{where}: {difference}"
+        f"{where}: {difference}{agents * (where in ('reset', 'step'))}"
         for where, output, expected in (
             ("reset", reset[1], timestep),
             ("step", step[1], timestep),
@@ -217,11 +239,15 @@ def _program_faults(*instances: environment.Environment) -> list[str]:
             state, timestep = candidate.reset(key)
             return timestep, candidate.step(state, action)
 
-        action = candidate.spec.action
-        shape = jax.ShapeDtypeStruct(action.shape, action.dtype)
-        return jax.jit(play).lower(jax.random.key(0), shape).as_text()
+        return jax.jit(play).lower(jax.random.key(0), _action_shape(candidate)).as_text()
 
     return [seed_fault(before)] if len(set(map(program, instances))) > 1 else []
+
+
+def _action_shape(candidate: environment.Environment) -> jax.ShapeDtypeStruct:
+    """Returns the shape of an action of one environment, of all its agents."""
+    spec = candidate.spec
+    return jax.ShapeDtypeStruct((*spec.agent_axis, *spec.action.shape), spec.action.dtype)
 
 
 def _pair_fault(name: str, maker: str, output: Any) -> str | None:
@@ -249,22 +275,33 @@ def _rollout_faults(candidate: environment.Environment, num_steps: int) -> list[
     """Returns the rules that a random policy's episodes break."""
     spec = candidate.spec
 
+    def over_agents(function: Any, *axes: int | None) -> Any:
+        return jax.vmap(function, axes) if spec.agent_axis else function
+
+    draw = over_agents(functools.partial(environment.random_action, spec.action), 0, 0)
+    rules = over_agents(functools.partial(timestep_faults, spec), 0, None)
+
     def rollout(key: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
         # Keys are split before the scan: each use of the generator in it adds compile time.
         keys = jax.random.split(key, (num_steps + 1, 2))
 
         def step(carry: tuple, keys: jax.Array) -> tuple[tuple, Any]:
             state, timestep, length = carry
-            action = environment.random_action(spec.action, timestep.observation, keys[0])
+            key = jax.random.split(keys[0], spec.agent_axis) if spec.agent_axis else keys[0]
+            action = draw(timestep.observation, key)
             stepped, fresh = candidate.step(state, action), candidate.reset(keys[1])
-            ended = timestep.last()
+            before, ended = timestep, timestep.last().ravel()[0]
             state, timestep = jax.tree.map(lambda a, b: jnp.where(ended, a, b), fresh, stepped)
             length = jnp.where(ended, 0, length + 1)
+            faults = rules(timestep, length)
+            if spec.agent_axis:
+                faults |= agents_faults(before, timestep)
             hashes = jnp.stack([parallel.hash_bits(leaf) for leaf in jax.tree.leaves(timestep)])
-            return (state, timestep, length), (timestep_faults(spec, timestep, length), hashes)
+            return (state, timestep, length), (faults, hashes)
 
         state, timestep = candidate.reset(key)
-        ended = timestep._replace(step_type=jnp.int8(types.LAST))  # the scan begins with a reset
+        # The scan begins with a reset.
+        ended = timestep._replace(step_type=jnp.full(spec.agent_axis, types.LAST, jnp.int8))
         return jax.lax.scan(step, (state, ended, jnp.int32(0)), keys)[1]  # [T]
 
     # The rollouts are short: compiling takes most of the time.
@@ -275,6 +312,27 @@ def _rollout_faults(candidate: environment.Environment, num_steps: int) -> list[
     broken = [text for text, occurred in faults.items() if np.any(occurred)]
     # A callback may draw while the program runs.
     return broken if np.array_equal(hashes, others) else [*broken, seed_fault(before)]
+
+
+def agents_faults(before: types.TimeStep, after: types.TimeStep) -> dict[str, jax.Array]:
+    """Returns each rule of several agents, and whether two time steps `[A]` in a row break it."""
+    differs = jnp.any(after.step_type != after.step_type[0])
+    faults = {"the agents of one environment have different step_types": differs}
+    active, before_active = after.active(), before.active()
+    if active is not None and before_active is not None:
+        within = ~after.first()
+        was = before_active | ~within
+        faults["an agent is out (active is false) at FIRST"] = ~active & ~within
+        faults["an agent that was out is active again"] = active & ~was
+        faults["an agent goes out with a discount other than 0"] = (
+            was & ~active & (after.discount != 0.0)
+        )
+        faults["an agent that was out has a reward other than 0"] = ~was & (after.reward != 0.0)
+        if environment.ACTION_MASK in after.observation:
+            mask = after.observation[environment.ACTION_MASK]
+            choices = jnp.sum(mask, axis=-1).reshape(len(active), -1).max(axis=-1)
+            faults["an agent that is out has more than one legal action"] = ~active & (choices > 1)
+    return faults
 
 
 def timestep_faults(

@@ -33,8 +33,9 @@ def usage(runner: Any, devices: Sequence[jax.Device]) -> list[str]:
         return text
 
     state = jax.eval_shape(lambda: runner.init(0))
-    num_steps = runner.population * runner.num_envs * (runner.rollout_length + 1)
-    observations = parallel.num_bytes(runner.environment.spec.observation) * num_steps
+    spec = runner.environment.spec
+    num_streams = runner.population * runner.num_envs * spec.num_agents
+    observations = parallel.num_bytes(spec.observation) * num_streams * (runner.rollout_length + 1)
     split = parallel.num_bytes(state._replace(learner=())) + observations
     line("state and observations", parallel.num_bytes(state.learner) + split / len(devices))
     memory = parallel.num_bytes(state.memory) / len(devices)

@@ -4,7 +4,9 @@ Observations are an array or a (nested) dict of arrays. The top-level key `actio
 a bool array, true where an action is legal, `[A]` for a discrete action and `[D, A]` for a
 multi-discrete action of `D` parts with at most `A` values each. The reserved key
 `environment_state` contains the state for agents that search with the environment; networks do not
-receive it (`environments.wrappers.Searchable`).
+receive it (`environments.wrappers.Searchable`). The reserved key `active` is for an environment of
+several agents, one of which may be out before the episode ends: a bool, false from then on. An
+agent that is out has one legal action and rewards of 0, and is not learnt from.
 
 The action specification (`dm_env.specs`) determines the kind of policy:
 
@@ -27,7 +29,8 @@ from podracers import errors, trees, types
 
 ACTION_MASK = "action_mask"
 STATE = "environment_state"
-RESERVED = (ACTION_MASK, STATE)
+ACTIVE = types.ACTIVE
+RESERVED = (ACTION_MASK, STATE, ACTIVE)
 RESERVED_METRICS = ("return", "length")  # runners report them of every episode
 
 
@@ -49,6 +52,9 @@ class EnvironmentSpec:
       alternates: of two players, whether no one ever moves twice in a row.
       hidden: of two players, whether one observes what the other one does not: their observations
         must not share a memory.
+      num_agents: `A`, agents that act at the same time, in one stream each; this describes one. Of
+        several, all leaves of the environment's time steps and its actions have a first axis `[A]`,
+        and FIRST and LAST are those of all agents together.
     """
 
     name: str
@@ -60,11 +66,24 @@ class EnvironmentSpec:
     players: int = 1
     alternates: bool = False
     hidden: bool = False
+    num_agents: int = 1
 
     @property
     def num_actions(self) -> int:
         """Number of values of a discrete action, or of the largest part of a multi-discrete one."""
         return int(np.max(self.action.maximum)) + 1
+
+    @property
+    def agent_axis(self) -> tuple[int, ...]:
+        """The first axis of time steps and actions of one environment: `(A,)`, or `()` if 1."""
+        return () if self.num_agents == 1 else (self.num_agents,)
+
+    def streams_of(self, env_id: Any) -> Any:
+        """Returns the global indices `[E * A]` of the streams of environments `[E]`, in order."""
+        if self.num_agents == 1:
+            return env_id
+        agents = np.arange(self.num_agents, dtype=np.int32)
+        return (env_id[:, None] * self.num_agents + agents).reshape(-1)
 
     def zero_observation(self) -> types.PyTree:
         """Returns zeros (NumPy) of the shapes and dtypes of one observation."""
@@ -175,8 +194,9 @@ def without_state(observation: types.PyTree) -> types.PyTree:
 
 @runtime_checkable
 class Environment(Protocol):
-    """Pure environment of one stream, without auto-reset; the runner batches and resets it.
+    """Pure environment, without auto-reset; the runner batches and resets it.
 
+    It is one stream, or several agents with a stream each (`EnvironmentSpec.num_agents`).
     For videos it may have `render(state) -> np.ndarray`, uint8 `[height, width, 3]`, on the host.
     Its `evaluation_environment`, if any, is the form that evaluations play, such as the environment
     without random parameters; states and observations have the same structure. `parameters` are
@@ -197,7 +217,10 @@ class Environment(Protocol):
 
 @runtime_checkable
 class HostEnvironment(Protocol):
-    """`B` environments that are stepped together on the host, with next-step auto-reset (S1).
+    """`E` environments that are stepped together on the host, with next-step auto-reset (S1).
+
+    Their `B` streams are the environments, or with several agents `A`, `B = E * A` in order:
+    neighbours are agents of one environment.
 
     `send` and `recv` alternate. All leaves are NumPy arrays `[B, ...]` in the dtypes of the spec.
     Each call returns new arrays, which are not written to afterwards. Calls come from one thread at
@@ -206,7 +229,7 @@ class HostEnvironment(Protocol):
 
     @property
     def num_envs(self) -> int:
-        """The batch size `B`."""
+        """The number of environments `E`."""
 
     def reset(self) -> types.TimeStep[np.ndarray]:
         """Starts an episode of every environment; called once, first."""
@@ -243,12 +266,12 @@ class HostEnvironmentFactory(Protocol):
         """Shapes of one environment; cheap, and keeps no simulator."""
 
     def make(self, key: jax.Array, env_id: np.ndarray, num_threads: int) -> HostEnvironment:
-        """Makes `B` environments.
+        """Makes `E` environments.
 
         Args:
           key: one typed key, equal for all streams of a run, and a different one for evaluations.
-          env_id: `[B]` int32, global indices of the streams; the seed of each depends only on `key`
-            and its index (`stream_seeds`).
+          env_id: `[E]` int32, global indices; the seed of each depends only on `key` and its index
+            (`stream_seeds`).
           num_threads: number of host threads that the simulators may use.
         """
 

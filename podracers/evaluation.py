@@ -3,7 +3,7 @@
 A fixed number of steps would count short episodes more often than long ones.
 
 Axis legend: `P` population (absent where it is 1), `E` episodes, `B` episodes that host
-environments play together.
+environments play together; in each of these, an episode of `A` agents has `A` rows.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import errors, keys, parallel, types, video
+from podracers import errors, keys, parallel, types, unroll, video
 from podracers import population as population_lib
 from podracers import precision as precision_lib
 from podracers.hosts import processes
@@ -171,15 +171,17 @@ class Evaluator:
             batches = []
             for start in range(first, end, size):
                 batch = np.arange(start, start + size, dtype=np.int32)
-                episodes = self._unplayed((size,))._replace(returns=np.zeros(size, np.float64))
+                rows = size * self.environment.spec.num_agents
+                episodes = self._unplayed((rows,))._replace(returns=np.zeros(rows, np.float64))
                 with contextlib.closing(self._steps(params, key, batch, worker)) as steps:
                     next(steps)
                     for _, timestep in steps:
                         episodes = episodes.after(timestep)
-                        if np.all(episodes.finished[batch < end]):
+                        if np.all(episodes.finished[: (end - start) * rows // size]):
                             break
                 batches.append(episodes._replace(returns=episodes.returns.astype(np.float32)))
-            return jax.tree.map(lambda leaf: leaf[: env_id.size], Episodes.join(batches))
+            count = env_id.size * self.environment.spec.num_agents
+            return jax.tree.map(lambda leaf: leaf[:count], Episodes.join(batches))
 
         return pipeline.call("evaluation", play, self.timeout, stop)
 
@@ -201,8 +203,8 @@ class Evaluator:
             return pipeline.call("recording", play, self.timeout)
         params = _on_one_device(params)
         reset_keys, act_keys, actor_state = self._jitted_begin(key, np.zeros(1, np.int32))
-        state, timestep = jax.jit(jax.vmap(environment.reset))(reset_keys)
-        step = jax.jit(jax.vmap(environment.step))
+        state, timestep = jax.jit(functools.partial(_reset, environment))(reset_keys)
+        step = jax.jit(functools.partial(_step, environment))
         frames = [video.draw(environment, _first_row(state))]
         for time in range(self.limit):
             action, actor_state = self._jitted_act(params, actor_state, timestep, act_keys, time)
@@ -214,8 +216,17 @@ class Evaluator:
 
     def _begin(self, key: jax.Array, env_id: jax.Array):
         """Returns the keys of reset and of acting `[B]`, and the actor state of some episodes."""
-        reset_keys, act_keys = jax.vmap(episode_keys, (None, 0))(key, env_id)
-        return reset_keys, act_keys, self.agent.init_actor(env_id, self.count, True)
+        spec = self.environment.spec
+        keys_of = jax.vmap(episode_keys, (None, 0))
+        reset_keys, act_keys = keys_of(key, env_id)
+        if spec.num_agents > 1:
+            env_id = spec.streams_of(env_id)
+            _, act_keys = keys_of(key, env_id)
+        return (
+            reset_keys,
+            act_keys,
+            self.agent.init_actor(env_id, self.count * spec.num_agents, True),
+        )
 
     def _act(self, params, actor_state, timestep, act_keys, time):
         """Returns the actions `[B]` of one step, and the actor state after it."""
@@ -259,8 +270,8 @@ class Evaluator:
         environment = self.environment
         assert not environment_lib.is_host(environment)
         reset_keys, act_keys, actor_state = self._begin(key, env_id)
-        state, timestep = jax.vmap(environment.reset)(reset_keys)
-        episodes = self._unplayed(env_id.shape, jnp)
+        state, timestep = _reset(environment, reset_keys)
+        episodes = self._unplayed(act_keys.shape, jnp)
 
         def unfinished(carry) -> jax.Array:
             time, *_, episodes = carry
@@ -269,7 +280,7 @@ class Evaluator:
         def step(carry):
             time, state, timestep, actor_state, episodes = carry
             action, actor_state = self._act(params, actor_state, timestep, act_keys, time)
-            state, timestep = jax.vmap(environment.step)(state, action)
+            state, timestep = _step(environment, state, action)
             return time + 1, state, timestep, actor_state, episodes.after(timestep, jnp)
 
         start = (jnp.zeros((), jnp.int32), state, timestep, actor_state, episodes)
@@ -305,7 +316,7 @@ class Evaluator:
         try:
             with worker.doing(pipeline.STARTING):
                 timestep = host.reset()
-            expected = self.environment.spec.timesteps(len(env_id))
+            expected = self.environment.spec.timesteps(len(act_keys))
             faults = environment_lib.structure_faults("reset", timestep, expected)
             environment_lib.refuse(self.environment, faults)
             yield host, timestep
@@ -366,6 +377,19 @@ def episode_keys(key: jax.Array, episode: jax.Array | int) -> tuple[jax.Array, j
     """Returns the key of an episode's reset, and the key into which acting folds the time."""
     acting = jax.random.fold_in(key, _ACTING)
     return jax.random.fold_in(key, episode), jax.random.fold_in(acting, episode)
+
+
+def _reset(environment: environment_lib.Environment, key: jax.Array):
+    """Returns the states and the time steps of new episodes, from their keys."""
+    state, timestep = jax.vmap(environment.reset)(key)
+    return state, unroll.to_streams(environment.spec, timestep)
+
+
+def _step(environment: environment_lib.Environment, state: Any, action: types.PyTree):
+    """Returns the states and the time steps after actions `[B, ...]`."""
+    action = unroll.to_agents(environment.spec, action)
+    state, timestep = jax.vmap(environment.step)(state, action)
+    return state, unroll.to_streams(environment.spec, timestep)
 
 
 def _on_one_device(params: types.PyTree) -> types.PyTree:

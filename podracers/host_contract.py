@@ -16,6 +16,7 @@ from podracers import contract, environment, errors, types, video
 NUM_STREAMS = 4
 _FIRST_STREAM = 5  # streams of a thread need not begin at 0
 _NUM_THREADS = 2
+_PAIRS = slice(-1), slice(1, None)  # time steps, and those after them
 
 
 class Recording(NamedTuple):
@@ -63,7 +64,8 @@ def environment_faults(
                 (slice(0, NUM_STREAMS), "it draws from a generator without a seed"),
                 (slice(2, NUM_STREAMS), "a stream depends on its neighbours in the batch"),
             ):
-                expected = jax.tree.map(lambda leaf, rows=rows: leaf[:, rows], recording)
+                streams = candidate.spec.streams_of(np.arange(NUM_STREAMS)[rows])
+                expected = jax.tree.map(lambda leaf, rows=streams: leaf[:, rows], recording)
                 with simulators(again or candidate, env_id[rows]) as host:
                     act = functools.partial(lambda actions, t, _: actions[t], expected.action)
                     repeated = _run(host, candidate.spec, num_steps, act)
@@ -123,8 +125,9 @@ def record(
 ) -> Recording:
     """Returns `T` steps of random legal actions from the first reset; all rows may share keys."""
     draw = jax.jit(jax.vmap(functools.partial(environment.random_action, spec.action)))
-    keys = jax.random.split(jax.random.key(0), (num_steps, host.num_envs))
-    keys = keys[:, [0] * host.num_envs] if shared else keys
+    rows = host.num_envs * spec.num_agents
+    keys = jax.random.split(jax.random.key(0), (num_steps, rows))
+    keys = keys[:, [0] * rows] if shared else keys
     return _run(host, spec, num_steps, lambda t, seen: np.asarray(draw(seen.observation, keys[t])))
 
 
@@ -135,7 +138,7 @@ def _run(
     act: Callable[[int, types.TimeStep], np.ndarray],
 ) -> Recording:
     """Plays actions `act(t, timestep)`; raises `_BrokenError` for a result that is no time step."""
-    expected = spec.timesteps(host.num_envs)
+    expected = spec.timesteps(host.num_envs * spec.num_agents)
     timesteps, actions, copies = [], [], []
     for time in range(num_steps + 1):
         if time:
@@ -166,6 +169,12 @@ def _require_rules(spec: environment.EnvironmentSpec, timestep: types.TimeStep) 
     length = time - np.maximum.accumulate(np.where(fresh, time, 0))  # steps since the reset
     rules = jax.vmap(jax.vmap(functools.partial(contract.timestep_faults, spec)))
     broken = jax.device_get(jax.jit(rules)(timestep, length))
+    if spec.agent_axis:
+        together = jax.tree.map(
+            lambda x: x.reshape(len(x), -1, *spec.agent_axis, *x.shape[2:]), timestep
+        )
+        before, after = (jax.tree.map(lambda x, at=at: x[at], together) for at in _PAIRS)
+        broken |= jax.device_get(jax.vmap(jax.vmap(contract.agents_faults))(before, after))
     if faults := [text for text, occurred in broken.items() if np.any(occurred)]:
         raise _BrokenError(*faults)
 

@@ -21,7 +21,7 @@ class Runner(contextlib.AbstractContextManager["Runner"], Protocol):
 
     @property
     def num_envs(self) -> int:
-        """Streams over all devices, of one member of the population."""
+        """Environments over all devices, of one member of the population."""
 
     @property
     def rollout_length(self) -> int:

@@ -1,13 +1,14 @@
 """The stream contract (`docs/architecture.md`): the arrays that runners pass to agents.
 
-Axis legend: `T` time, `B` streams (one environment each, for the whole run).
+Axis legend: `T` time, `B` streams (one environment each, or one agent of it, for the whole run).
 
 - S1  A LAST time step carries the true final observation. The action chosen there is ignored, and
   the next time step of the stream is FIRST.
 - S2  A discount is 0 iff the episode terminated. Otherwise it is 1, or -1 where the turn passed: in
   a zero-sum game of two players a time step is that of the player to move, its reward is that of
-  the player who moved, and the discount is -1 where these players differ.
-- S3  Row `b` is one environment for the whole run, and rollout `k + 1` begins where `k` ended.
+  the player who moved, and the discount is -1 where these players differ. Of several agents in one
+  environment, one that goes out before the episode ends arrives there with discount 0 (`ACTIVE`).
+- S3  Row `b` is one stream for the whole run, and rollout `k + 1` begins where `k` ended.
 - S4  `Agent.act` resets its own recurrent state at FIRST.
 - S5  One rollout is acted by one version of the parameters.
 - S6  The `metrics` of a LAST time step are the numbers of the episode that ends there. At MID
@@ -33,6 +34,9 @@ _Array = TypeVar("_Array", jax.Array, np.ndarray, default=jax.Array)
 FIRST = 0
 MID = 1
 LAST = 2
+
+# Key of observations: bool, false from the step on in which the stream's agent went out.
+ACTIVE = "active"
 
 # Rules of the numbers of a time step, each in the words of the fault; see `broken_rules`.
 RULES = (
@@ -71,6 +75,10 @@ class TimeStep(NamedTuple, Generic[_Array]):
     def truncated(self) -> _Array:
         """Returns a bool array: the episode was cut here, by a time limit for example."""
         return self.last() & (self.discount != 0.0)
+
+    def active(self) -> _Array | None:
+        """Returns a bool array: the stream's agent is not out; None where agents never are."""
+        return self.observation.get(ACTIVE) if isinstance(self.observation, dict) else None
 
 
 def restart(
@@ -132,17 +140,20 @@ def broken_rules(timestep: TimeStep, fresh: jax.Array, players: int) -> dict[str
     """Returns where time steps `[...]` break each of `RULES`, bool `[...]`.
 
     `fresh`, bool `[...]`, is true where a reset made the time step, and `players` is that of
-    `environment.EnvironmentSpec`. Observations are not used.
+    `environment.EnvironmentSpec`. Of observations, only `ACTIVE` is used.
     """
     _, reward, discount, step_type, _ = timestep
     size, passes = jnp.abs(discount), discount == -1.0
     last, is_binary = timestep.last(), (size == 0.0) | (size == 1.0)
+    unequal = size != 1.0
+    if (active := timestep.active()) is not None:
+        unequal &= active | (size != 0.0)
     broken = (
         fresh & (step_type != FIRST),
         fresh & (jnp.abs(reward) > 0.0),  # NaN is the last rule
         ~fresh & (step_type != MID) & ~last,
         last & ~is_binary,
-        ~last & (size != 1.0),
+        ~last & unequal,
         passes & (fresh | (players != 2)),
         ~jnp.isfinite(reward),
     )

@@ -1,6 +1,7 @@
 """Acting in JAX environments: batches with auto-reset, and rollouts of `T` steps in one `scan`.
 
-Axis legend: `T` time, `B` streams, `K` streams that are reset together.
+Axis legend: `T` time, `E` environments, `A` agents of each, `B = E * A` streams (neighbours are
+agents of one environment), `K` environments that are reset together.
 
 Under `vmap`, a reset inside `step` is computed for every stream at every step, and a select
 discards it where no episode ended. `reset_batch = K` avoids that: after each step, a loop resets
@@ -21,20 +22,32 @@ from podracers import keys, metrics, types
 
 
 class BatchState(NamedTuple):
-    """The state of `B` streams."""
+    """The state of `E` environments."""
 
-    environment: Any  # [B, ...]
-    key: jax.Array  # [B] typed keys, one a stream, constant
-    episode: jax.Array  # [B] int32, index of the current episode
-    last: jax.Array  # [B] bool, true if the latest time step was LAST
+    environment: Any  # [E, ...]
+    key: jax.Array  # [E] typed keys, one an environment, constant
+    episode: jax.Array  # [E] int32, index of the current episode
+    last: jax.Array  # [E] bool, true if the latest time step was LAST
+
+
+def to_streams(spec: environment_lib.EnvironmentSpec, tree: types.PyTree) -> types.PyTree:
+    """Returns the leaves `[B, ...]` of time steps `[E, ...]`, or `[E, A, ...]` of some agents."""
+    if spec.num_agents == 1:
+        return tree
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+
+
+def to_agents(spec: environment_lib.EnvironmentSpec, tree: types.PyTree) -> types.PyTree:
+    """Returns the leaves `[E, ...]`, or `[E, A, ...]`, of actions `[B, ...]`."""
+    return jax.tree.map(lambda x: x.reshape(-1, *spec.agent_axis, *x.shape[1:]), tree)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchedEnvironment:
-    """`B` streams of one environment, with next-step auto-reset (S1: the step after LAST is FIRST).
+    """`E` copies of an environment, with next-step auto-reset (S1: the step after LAST is FIRST).
 
     Attributes:
-      environment: the one-stream environment.
+      environment: the environment.
       reset_batch: `K`, or None to compute a reset of every stream at every step, which is faster
         where a reset costs less than about ten steps.
     """
@@ -43,13 +56,13 @@ class BatchedEnvironment:
     reset_batch: int | None = None
 
     def init(self, key: jax.Array) -> tuple[BatchState, types.TimeStep]:
-        """Starts `B` streams from their keys `[B]`."""
+        """Starts `E` environments from their keys `[E]`; the time steps are `[B]`."""
         episode = jnp.zeros(key.shape, jnp.int32)
-        state, timestep = self._reset(key, episode)
-        return BatchState(state, key, episode, timestep.last()), timestep
+        return self._results(key, episode, self._reset(key, episode))
 
     def step(self, state: BatchState, action: types.PyTree) -> tuple[BatchState, types.TimeStep]:
-        """Steps every stream; one whose episode had ended ignores the action and restarts."""
+        """Takes actions `[B]`; an environment whose episode had ended ignores them and restarts."""
+        action = to_agents(self.environment.spec, action)
         inner, timestep = jax.vmap(self.environment.step)(state.environment, action)
         episode = state.episode + state.last.astype(jnp.int32)
         if self.reset_batch is None:
@@ -58,7 +71,15 @@ class BatchedEnvironment:
         else:
             chunk = min(self.reset_batch, episode.shape[0])  # K
             inner, timestep = self._reset_in_chunks(state, episode, (inner, timestep), chunk)
-        return BatchState(inner, state.key, episode, timestep.last()), timestep
+        return self._results(state.key, episode, (inner, timestep))
+
+    def _results(
+        self, key: jax.Array, episode: jax.Array, results: tuple[Any, types.TimeStep]
+    ) -> tuple[BatchState, types.TimeStep]:
+        spec, (inner, timestep) = self.environment.spec, results
+        # The end of an episode is that of all agents.
+        last = timestep.last() if spec.num_agents == 1 else timestep.last()[:, 0]
+        return BatchState(inner, key, episode, last), to_streams(spec, timestep)
 
     def _reset(self, key: jax.Array, episode: jax.Array) -> tuple[Any, types.TimeStep]:
         with jax.named_scope("reset"):
@@ -69,8 +90,8 @@ class BatchedEnvironment:
     ) -> tuple[Any, types.TimeStep]:
         def body(carry):
             waiting, current = carry
-            rank = jnp.cumsum(waiting.astype(jnp.int32)) - 1  # [B] index among waiting streams
-            chosen = waiting & (rank < chunk)  # [B]
+            rank = jnp.cumsum(waiting.astype(jnp.int32)) - 1  # [E] index among waiting ones
+            chosen = waiting & (rank < chunk)  # [E]
             rows = jnp.nonzero(chosen, size=chunk, fill_value=0)[0]  # [K]
             fresh = self._reset(state.key[rows], episode[rows])
             # A gather and a select, because typed keys in the state allow no scatter.
@@ -86,10 +107,10 @@ class BatchedEnvironment:
 class Streams(NamedTuple):
     """State of acting that is carried from step to step and from rollout to rollout."""
 
-    environment: BatchState  # [B, ...]
+    environment: BatchState  # [E, ...]
     timestep: types.TimeStep  # [B, ...] the latest, for which no action is chosen yet
     actor_state: Any  # [B, ...]
-    env_id: jax.Array  # [B] int32, global
+    env_id: jax.Array  # [B] int32, global indices of the streams
     episodes: metrics.EpisodeStatistics  # [B]
 
 
@@ -100,17 +121,19 @@ def init(
     num_envs: int,
     key: jax.Array,
 ) -> Streams:
-    """Starts the streams `env_id`, `[B]` int32, out of `num_envs` on all devices.
+    """Starts the environments `env_id`, `[E]` int32, out of `num_envs` on all devices.
 
-    Their global indices are folded into `key`, which is equal for all streams.
+    Their global indices are folded into `key`, which is equal for all of them.
     """
     state, timestep = environment.init(keys.per_stream(key, env_id))
+    spec = environment.environment.spec
+    stream_id = spec.streams_of(env_id)
     return Streams(
         environment=state,
         timestep=timestep._replace(metrics={}),
-        actor_state=agent.init_actor(env_id, num_envs),
-        env_id=env_id,
-        episodes=metrics.EpisodeStatistics.init(env_id.shape[0]),
+        actor_state=agent.init_actor(stream_id, num_envs * spec.num_agents),
+        env_id=stream_id,
+        episodes=metrics.EpisodeStatistics.init(stream_id.shape[0]),
     )
 
 
@@ -172,7 +195,7 @@ def unroll(
 
 
 def select(condition: jax.Array, on_true: types.PyTree, on_false: types.PyTree) -> types.PyTree:
-    """Returns rows of `on_true` where `condition` `[B]` holds, else of `on_false`."""
+    """Returns rows of `on_true` where `condition` `[E]` holds, else of `on_false`."""
 
     def select(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - 1)), x, y)

@@ -71,7 +71,7 @@ def _files(*folders):
 def _require_extras(path):
     """Skips if the file needs an optional package or driver that is not installed."""
     text = (ROOT / path).read_text()
-    extras = "brax|craftax|gymnax|pgx|playground|xminigrid"
+    extras = "brax|craftax|gymnax|jaxmarl|pgx|playground|xminigrid"
     for module in re.findall(f"^from environments import ({extras})", text, re.M):
         pytest.importorskip("mujoco_playground" if module == "playground" else module)
     drivers = pathlib.Path("/usr/share/glvnd/egl_vendor.d")

@@ -17,6 +17,7 @@ from environments import (
     gridworld,
     gymnasium,
     gymnax,
+    jaxmarl,
     jumanji,
     pendulum,
     playground,
@@ -47,6 +48,7 @@ def environments() -> list[environment.Environment]:
     ]
     return [
         *(cartpole.CartPole(), catch.Catch(), gridworld.GridWorld(), pendulum.Pendulum()),
+        *(probes.TwoAgents(), jaxmarl.JaxMARL("MPE_simple_spread_v3")),
         *(probes.Bandit(), wrappers.TimeLimit(catch.Catch), wrappers.Searchable(catch.Catch)),
         *(brax.Brax("ant"), gymnax.Gymnax("CartPole-v1"), jumanji.Jumanji("Snake-v1")),
         playground.Playground("PointMass"),

@@ -25,7 +25,7 @@ _ACTIVATIONS = ("elu", "gelu", "relu", "silu", "tanh")  # names in `jax.nn`
 
 
 def without_mask(observation: types.PyTree) -> types.PyTree:
-    """Returns the observation without its action mask and without the environment's state."""
+    """Returns the observation without reserved keys, such as the action mask."""
     if not isinstance(observation, dict):
         return observation
     return {k: v for k, v in observation.items() if k not in environment.RESERVED}

@@ -63,14 +63,14 @@ def _features(action: jax.Array, action_spec: specs.BoundedArray) -> jax.Array:
 
 
 def _beside(observation: types.PyTree, action: Any, reward: Any) -> dict[str, Any]:
-    """Puts the previous action and reward beside an observation; a mask stays outermost."""
-    mask = encoders.action_mask(observation)
+    """Puts the previous action and reward beside an observation; reserved parts stay outermost."""
     inputs = {
         "observation": encoders.without_mask(observation),
         "previous_action": action,
         "previous_reward": reward,
     }
-    return inputs if mask is None else {**inputs, environment.ACTION_MASK: mask}
+    kept = (environment.ACTION_MASK, environment.ACTIVE) if isinstance(observation, dict) else ()
+    return inputs | {key: observation[key] for key in kept if key in observation}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

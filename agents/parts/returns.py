@@ -3,10 +3,11 @@
 A rollout contains the ends of episodes: LAST, whose action is ignored, is followed by FIRST. Two
 rules make any return correct there, for every agent:
 
-- the transition out of a LAST time step has a loss weight of zero (`weights`);
+- the transition out of a LAST time step has a loss weight of zero (`weights`), as those of an agent
+  that is out have;
 - no trace passes a LAST time step (`traces`): the return of the transition into it bootstraps from
   the value of the true final observation if the episode was truncated, and from nothing (its
-  discount is 0) if it terminated.
+  discount is 0) if it terminated. So does that of the transition in which an agent goes out.
 
 The recursions are rlax's, https://github.com/google-deepmind/rlax, which takes one stream and a
 trace parameter for each transition. Results for transitions out of LAST have no meaning. Losses are
@@ -30,8 +31,14 @@ from podracers import types
 
 
 def weights(timestep: types.TimeStep) -> jax.Array:
-    """Returns the loss weights `[T, B]`: 0 where the action was ignored, 1 elsewhere."""
-    return (timestep.step_type[:-1] != types.LAST).astype(jnp.float32)
+    """Returns the loss weights `[T, B]`: 0 where the action was ignored, 1 elsewhere.
+
+    It was ignored at LAST, and where the stream's agent was out.
+    """
+    is_learnt = timestep.step_type[:-1] != types.LAST
+    if (active := timestep.active()) is not None:
+        is_learnt &= active[:-1]
+    return is_learnt.astype(jnp.float32)
 
 
 def traces(timestep: types.TimeStep, lambda_: jax.Array | float) -> jax.Array:

@@ -137,13 +137,13 @@ def targets(
     There are `K = unroll_steps` unrolled steps, and returns of `n = n_steps` steps that bootstrap
     from the values in `extras`, which are `[K + n + 1, N]` as the time steps.
     """
-    last = timestep.last()[: unroll_steps + 1]
+    out = returns.weights(timestep)[: unroll_steps + 1] == 0.0  # LAST, or the agent is out
     value = returns.n_step(timestep, extras.value, gamma, n_steps)[: unroll_steps + 1]
-    ended = jnp.cumsum(last, axis=0) > 0  # there or before
-    # Only the first LAST matters.
-    terminated = timestep.terminated()[: unroll_steps + 1]
-    first_last = last & (jnp.cumsum(last, axis=0) == 1)
-    absorbed = (jnp.cumsum(first_last & terminated, axis=0) > 0) & ~last[0]
+    ended = jnp.cumsum(out, axis=0) > 0  # there or before
+    # Only the first of them matters.
+    terminated = timestep.discount[: unroll_steps + 1] == 0.0
+    first_out = out & (jnp.cumsum(out, axis=0) == 1)
+    absorbed = (jnp.cumsum(first_out & terminated, axis=0) > 0) & ~out[0]
     reward = timestep.reward[1 : unroll_steps + 1]
     value_weight = (~ended | absorbed).astype(jnp.float32)
     return Targets(

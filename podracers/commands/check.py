@@ -91,11 +91,14 @@ def _described(spec: environment.EnvironmentSpec) -> list[str]:
     """Returns a line for each part of a specification, as networks receive it, and for metrics."""
     parts, _ = jax.tree.flatten_with_path(environment.without_state(spec.observation))
     rows = [(f"observation{jax.tree_util.keystr(path)}", part) for path, part in parts]
-    lines = [f"{spec.name}: time limit {spec.max_episode_steps or 'none'}"]
+    agents = f", {spec.num_agents} agents, each of which has" if spec.num_agents > 1 else ""
+    lines = [f"{spec.name}: time limit {spec.max_episode_steps or 'none'}{agents}"]
     for path, part in [*rows, ("action", spec.action)]:
         words = [f"{part.dtype}{[*part.shape]}"]
         if path == f"observation['{environment.ACTION_MASK}']":
             words.append("mask of legal actions")
+        elif path == f"observation['{environment.ACTIVE}']":
+            words.append("false where the agent is out")
         elif isinstance(part, specs.DiscreteArray):
             words.append(f"{part.num_values} values")
         elif isinstance(part, specs.BoundedArray):

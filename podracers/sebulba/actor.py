@@ -4,8 +4,8 @@ A rollout is a buffer on the device, which each program donates to the next and 
 Each frame is transferred to the device once, and of the outputs of `act` only the action is
 transferred back.
 
-Axis legend: `T` time, `B` streams of this actor, `H` streams of one of its batches, `L` the learner
-devices that it feeds.
+Axis legend: `T` time, `E` environments and `B` streams of this actor, `H` streams of one of its
+batches, `L` the learner devices that it feeds.
 """
 
 import contextlib
@@ -102,10 +102,10 @@ class Actor:
 
     programs: DevicePrograms  # jitted functions of `device`
     length: int  # `T`
-    make: Callable[[np.ndarray], environment_lib.HostEnvironment]  # called with indices [H]
+    make: Callable[[np.ndarray], environment_lib.HostEnvironment]  # called with their indices
     num_batches: int
     starting: str  # `pipeline.COMPILING` or `pipeline.STARTING`
-    env_id: np.ndarray  # [B] int32, global
+    env_id: np.ndarray  # [E] int32, global
     device: jax.Device  # the one that acts
     learners: tuple[jax.Device, ...]  # devices that get its rollouts
     key: jax.Array  # the run's key
@@ -132,8 +132,9 @@ class Actor:
 
     def _run(self, worker: pipeline.Worker, batches: list[_Batch]) -> None:
         with worker.doing(pipeline.COMPILING):
-            env_id, key = jax.device_put((self.env_id, self.key), self.device)
-            actor_state = self.programs.init_actor(env_id)
+            stream_id = self.factory.spec.streams_of(self.env_id)
+            stream_id, key = jax.device_put((stream_id, self.key), self.device)
+            actor_state = self.programs.init_actor(stream_id)
         update, warm = self.first, False
         while True:
             # Compilation has no time limit; later calls of the same programs have one.
@@ -148,7 +149,7 @@ class Actor:
                 params = params[self.device]
             with worker.doing(inference):
                 numbers = np.int32(update), np.int32(version)
-                carry = self.programs.begin(params, key, *numbers, env_id, actor_state)
+                carry = self.programs.begin(params, key, *numbers, stream_id, actor_state)
             for step in range(self.length):
                 for batch in batches:
                     if step:
@@ -188,7 +189,8 @@ class Actor:
 
     @functools.cached_property
     def _expected(self) -> types.TimeStep:
-        return self.factory.spec.timesteps(self.env_id.size // self.num_batches)
+        spec = self.factory.spec
+        return spec.timesteps(self.env_id.size * spec.num_agents // self.num_batches)
 
     def _arrival(self, method: str, timestep: types.TimeStep[np.ndarray]) -> Arrival:
         faults = environment_lib.structure_faults(method, timestep, self._expected)
@@ -212,7 +214,7 @@ class ActorPrograms:
     agent: agent_lib.Agent
     spec: environment_lib.EnvironmentSpec
     length: int  # `T`
-    num_envs: int  # streams of all actors, which share them equally
+    num_streams: int  # of all actors, which share them equally
     lag: int  # most updates that a rollout's parameters may be behind
     precision: precision_lib.Precision
 
@@ -223,7 +225,7 @@ class ActorPrograms:
         """
 
         def step(params, env_id, stream_keys, arrival):
-            actor_state = self.agent.init_actor(env_id, self.num_envs)
+            actor_state = self.agent.init_actor(env_id, self.num_streams)
             timestep = arrival.unpack(self.spec.metrics)
             action, _, extras = self._agent_act(
                 params, actor_state, timestep._replace(metrics={}), stream_keys
@@ -297,7 +299,7 @@ class ActorPrograms:
         return Arrival(observation, scalars)
 
     def _init_actor(self, env_id):
-        return self.agent.init_actor(env_id, self.num_envs)
+        return self.agent.init_actor(env_id, self.num_streams)
 
     def _begin(self, params, key, update, version, env_id, actor_state):
         act_key, _ = keys.act_and_learn(key, update)

@@ -1,6 +1,6 @@
 """A JAX environment as a host environment, so that Sebulba can step it.
 
-Axis legend: `B` streams.
+Axis legend: `E` environments.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ class JaxHostEnvironment:
     The streams are those of Anakin: equal keys and equal actions give equal time steps.
     """
 
-    environment: environment_lib.Environment  # one stream, written in JAX
+    environment: environment_lib.Environment  # written in JAX
 
     @property
     def spec(self) -> environment_lib.EnvironmentSpec:
         return self.environment.spec
 
     def make(self, key: jax.Array, env_id: np.ndarray, num_threads: int) -> "JaxHostBatch":
-        """Makes `B` streams; JAX's own thread pool steps all of them."""
+        """Makes `E` environments; JAX's own thread pool steps all of them."""
         return JaxHostBatch(self, key, env_id)
 
     # Batches of one size share these programs.
@@ -48,7 +48,7 @@ class JaxHostEnvironment:
 
 
 class JaxHostBatch:
-    """`B` streams of a factory; a step runs asynchronously."""
+    """`E` environments of a factory; a step runs asynchronously."""
 
     def __init__(self, factory: JaxHostEnvironment, key: jax.Array, env_id: np.ndarray):
         self._factory = factory

@@ -71,7 +71,7 @@ class Learner:
         """Traces one update from the shapes of a state."""
         count = self.placement.actors_per_learner
         params = jax.eval_shape(self.programs.agent.actor_params, state.learner)
-        rollout = self.programs.template(params, self.programs.num_envs // count)
+        rollout = self.programs.template(params, self.programs.num_streams // count)
         rollout = parallel.placed(rollout, self.mesh, _ROLLOUT_LAYOUT)
         state = parallel.placed(state, self.mesh, _STATE_LAYOUT)
         return self.learn.trace(state, (rollout,) * count)
@@ -101,7 +101,7 @@ class Learner:
         key = jax.random.key(seed)
         learner = self.programs.agent.init_learner(keys.learner(key))
         params = self.programs.agent.actor_params(learner)
-        rows = self.programs.num_envs // parallel.axis_size()
+        rows = self.programs.num_streams // parallel.axis_size()
         template = _without_metrics(self.programs.template(params, rows))
         memory = self.programs.agent.init_memory(template)
         return SebulbaState(

@@ -4,7 +4,7 @@ The architecture of Hessel et al., "Podracer architectures for scalable Reinforc
 2021, https://arxiv.org/abs/2104.06272, section "Sebulba": simulators that cannot be compiled step
 on the host, and each actor thread sends its rollouts directly to the learner devices.
 
-Axis legend: `T` time, `B` streams, `A` actors, `D` learner devices.
+Axis legend: `T` time, `E` environments, `B` streams, `A` actors, `D` learner devices.
 """
 
 import contextlib
@@ -45,7 +45,8 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
     Attributes:
       agent: the agent.
       environment: a factory of host environments, or a JAX environment.
-      num_envs: `B`, streams over all actors of all processes.
+      num_envs: `E`, environments over all actors of all processes; each is a stream, or one for
+        each agent.
       rollout_length: `T`, agent steps of each stream between updates.
       actor_devices: an index into this process's devices for each actor thread (an index may occur
         several times); None to choose.
@@ -94,7 +95,7 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
     @property
     def steps_per_update(self) -> int:
         """Agent steps of one update, over all streams."""
-        return self.num_envs * self.rollout_length
+        return self.num_envs * self.environment.spec.num_agents * self.rollout_length
 
     @functools.cached_property
     def placement(self) -> placement_lib.Placement:
@@ -127,10 +128,12 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
     def describe(self) -> list[str]:
         processes = jax.process_count()
         each = f" on each of {processes} processes" if processes > 1 else ""
+        count = self.environment.spec.num_agents
+        agents = f" x {count} agents" if count > 1 else ""
         return [
             f"Sebulba{each}, {self.placement.describe()}",
             f"{len(self.placement.actors)} x {self.num_batches} batches of "
-            f"{self._rows_per_actor // self.num_batches} environments on "
+            f"{self._envs_per_actor // self.num_batches} environments{agents} on "
             f"{self._threads_per_batch} threads each, x {self.rollout_length} steps = "
             f"{self.steps_per_update} agent steps an update, lag {self.lag}",
             *device_memory.usage(self, self.placement.mesh),
@@ -145,7 +148,8 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
         state = jax.eval_shape(lambda: self.init(seed))
         params = jax.eval_shape(self.agent.actor_params, state.learner)
         device = self.placement.actors[0]
-        return self._programs.trace(device, params, self._rows_per_actor, self.num_batches)
+        rows = self._envs_per_actor * self._factory.spec.num_agents
+        return self._programs.trace(device, params, rows, self.num_batches)
 
     def init(self, seed: int) -> learner_lib.SebulbaState:
         return self._learner.init(np.int32(seed))
@@ -241,16 +245,17 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
 
     @functools.cached_property
     def _programs(self) -> actor.ActorPrograms:
-        sizes = self.rollout_length, self.num_envs, self.lag
-        return actor.ActorPrograms(self.agent, self._factory.spec, *sizes, self.precision)
+        spec = self._factory.spec
+        sizes = self.rollout_length, self.num_envs * spec.num_agents, self.lag
+        return actor.ActorPrograms(self.agent, spec, *sizes, self.precision)
 
     @functools.cached_property
     def _learner(self) -> learner_lib.Learner:
         return learner_lib.Learner(self._programs, self.placement)
 
     @property
-    def _rows_per_actor(self) -> int:
-        """Number of streams of each actor."""
+    def _envs_per_actor(self) -> int:
+        """Number of environments of each actor."""
         return self.num_envs // (jax.process_count() * len(self.placement.actors))
 
     @property
@@ -285,7 +290,7 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
         return session
 
     def _actor(self, session: _Session, index: int, key: jax.Array) -> actor.Actor:
-        place, rows = self.placement, self._rows_per_actor
+        place, rows = self.placement, self._envs_per_actor
         number = jax.process_index() * len(place.actors) + index  # unique in the run
         first_learner = index * place.learners_per_actor // place.actors_per_learner
         stream_key = keys.streams(key, session.update)

@@ -244,7 +244,8 @@ def check(parts: Parts, seed: int, tracker: loggers.WeightsAndBiases | None = No
         if not environment_lib.is_host(environment):
             environment_lib.refuse(environment, contract.trace_faults(environment))
         if hasattr(agent, "check_run"):
-            agent.check_run(runner.num_envs, runner.rollout_length, parts.num_updates)
+            num_streams = runner.num_envs * environment.spec.num_agents
+            agent.check_run(num_streams, runner.rollout_length, parts.num_updates)
         runner.describe()  # checks the devices and their memory
         runner.trace(seed)
 

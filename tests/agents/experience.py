@@ -34,6 +34,18 @@ def random_episodes(seed: int, shape: tuple[int, int]) -> types.TimeStep:
     return types.TimeStep((), reward.astype(np.float32), discount.astype(np.float32), step_type)
 
 
+def with_exits(seed: int, timestep: types.TimeStep) -> types.TimeStep:
+    """Returns time steps `[T, B]` in every other stream of which an agent may go out early."""
+    rng, length = np.random.default_rng(seed), len(timestep.reward)
+    active, discount = np.ones(timestep.reward.shape, bool), timestep.discount.copy()
+    for row in range(0, active.shape[1], 2):
+        for t in range(1, length):
+            begins = timestep.step_type[t, row] == types.FIRST
+            active[t, row] = begins or (active[t - 1, row] and rng.random() < 0.8)
+            discount[t, row] *= active[t, row]
+    return timestep._replace(observation={"active": active}, discount=discount)
+
+
 def on_devices(function, num_devices=1, in_specs=(), out_specs=REPLICATED):
     """Returns the function, mapped over devices."""
     mesh = parallel.make_mesh(jax.devices()[:num_devices])

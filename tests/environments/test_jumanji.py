@@ -150,3 +150,39 @@ def test_death_terminates():
     assert last.any(axis=1).all() and (timestep.discount[last] == 0.0).all()
     grid = timestep.observation["grid"]
     assert (grid.dtype, grid.shape[2:]) == (np.float32, (12, 12, 5))
+
+
+@pytest.mark.parametrize(
+    "name",
+    _cases(["LevelBasedForaging-v0"], ["RobotWarehouse-v0", "Connector-v3"]),
+)
+def test_agents_are_the_parts_of_the_joint_action(name):
+    joint, agents = jumanji.Jumanji(name), jumanji.Jumanji(name, agents=True)
+    contract.check_environment(agents, num_steps=60)
+    count = agents.spec.num_agents
+    assert joint.spec.action.shape == (count,)
+
+    def play_both(key):
+        action = jax.random.randint(key, (20, count), 0, 5)
+
+        def run(env):
+            return jax.lax.scan(env.step, env.reset(key)[0], action)[1]
+
+        return run(joint), run(agents)
+
+    whole, parts = batch_of(play_both)
+    np.testing.assert_array_equal(parts.step_type, whole.step_type[..., None].repeat(count, -1))
+    for key in {"agents_view", "action_mask"} & set(whole.observation):
+        np.testing.assert_array_equal(parts.observation[key], whole.observation[key])
+    active = parts.active()
+    if active is None:
+        np.testing.assert_array_equal(parts.discount, whole.discount[..., None].repeat(count, -1))
+        return
+    np.testing.assert_array_equal(parts.discount == 1.0, active)
+    assert 0.0 < active.mean() < 1.0
+    # An agent sees its own path, head and target as those of the first one.
+    grid = parts.observation["grid"][0, 0]
+    np.testing.assert_array_equal(grid[0], whole.observation["grid"][0, 0])
+    for number in range(count):
+        own = (grid[number] >= 1) & (grid[number] <= 3)
+        np.testing.assert_array_equal(own, (grid[0] - 1) // 3 == number)

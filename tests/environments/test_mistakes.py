@@ -20,6 +20,7 @@ from environments import (
     envpool,
     gymnasium,
     gymnax,
+    jaxmarl,
     jumanji,
     playground,
     probes,
@@ -52,6 +53,12 @@ class _Parts(catch.Catch):
 
 MISTAKES = [
     # A maker, its arguments, and words of the message.
+    (wrappers.StickyActions, (probes.TwoAgents,), "is for one agent, and TwoAgents has 2"),
+    (wrappers.Searchable, (probes.TwoAgents,), "Searchable is for one agent"),
+    (_jumanji, ("Snake-v1", {}, True, True), "Jumanji.agents: expected False for Snake-v1"),
+    (jaxmarl.JaxMARL, ("MPE_simple_v3",), "no environment of several agents 'MPE_simple_v3'"),
+    (jaxmarl.JaxMARL, ("overcooked", {"layout": "cramped"}), "did you mean 'cramped_room'"),
+    (jaxmarl.JaxMARL, ("MPE_simple_tag_v3", {}, False, False, 1.0), "JaxMARL.shaping: expected 0"),
     (gymnax.Gymnax, ("Breakout-MinAtr",), "no environment 'Breakout-MinAtr'; did you mean"),
     (gymnax.Gymnax, ("CartPole-v1", {1: 3}), "Gymnax.options: expected"),
     (gymnax.Gymnax, ("CartPole-v1", {"max_step_in_episode": 3}), "'max_steps_in_episode'"),
@@ -245,6 +252,7 @@ OPTIONAL = {
     gymnax.Gymnax: "gymnax",
     _playground: "mujoco_playground",
     _xminigrid: "xminigrid",
+    jaxmarl.JaxMARL: "jaxmarl",
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from environments import wrappers
+from environments import probes, wrappers
 from podracers import contract, environment, errors, types
 
 
@@ -131,6 +131,16 @@ def _reporting(**numbers):
     return _with(metrics=("success",), reset=reset, step=step)
 
 
+def _agents(**fields):
+    """Returns two agents whose `step` returns other fields of the time step."""
+
+    def step(self, state, action):
+        state, timestep = probes.TwoAgents.step(self, state, action)
+        return state, timestep._replace(**{k: f(timestep) for k, f in fields.items()})
+
+    return type("Spoilt", (probes.TwoAgents,), {"step": step, "__module__": __name__})()
+
+
 _PLAIN = jnp.zeros((4,))
 
 
@@ -209,6 +219,27 @@ FAULTS = {
     "spec.players is 3, supported are 1, and 2": _with(
         spec=environment.EnvironmentSpec("Good", Good.observed, Good.action, players=3)
     ),
+    "spec.num_agents is 0, expected 1, or more": _with(
+        spec=environment.EnvironmentSpec("Good", Good.observed, Good.action, num_agents=0)
+    ),
+    "the key 'active', reserved for one of several agents that may be out": _with(
+        observed={**Good.observed, "active": specs.Array((), np.bool_)}
+    ),
+    "leaf 'reward': expected float32[2], got float32[] (the first axis is that of 2 agents)": (
+        _agents(reward=lambda t: jnp.sum(t.reward))
+    ),
+    "the agents of one environment have different step_types": _agents(
+        step_type=lambda t: jnp.where(t.active(), t.step_type, types.LAST).astype(jnp.int8)
+    ),
+    "an agent goes out with a discount other than 0": _agents(
+        discount=lambda t: jnp.where(t.last(), t.discount, 1.0)
+    ),
+    "an agent that was out has a reward other than 0": _agents(
+        reward=lambda t: jnp.where(t.active(), t.reward, 1.0)
+    ),
+    "an agent that is out has more than one legal action": _agents(
+        observation=lambda t: {**t.observation, "action_mask": jnp.ones((2, 3), bool)}
+    ),
     "reward is NaN, infinite or missing": _spoil("step", reward=lambda t: t.reward * jnp.nan),
     "observation['x'] is NaN or infinite": _with_x(_PLAIN + jnp.nan),
     "observation['x'] leaves the bounds of its spec": _with_x(_PLAIN + 2.0),
@@ -239,7 +270,8 @@ def test_each_fault_is_found_alone_and_in_one_line(fault):
         contract.check_environment(FAULTS[fault], num_steps=20)
     message = str(caught.value)
     path = "types.SimpleNamespace" if "no step" in fault else f"{__name__}.Spoilt"
-    assert message.startswith((f"environment {path}: ", f"environment Good ({path}): ")), message
+    names = path, f"Good ({path})", f"TwoAgents ({path})"
+    assert message.startswith(tuple(f"environment {name}: " for name in names)), message
     assert fault in message
     assert ";" not in message
     assert "\n" not in message
@@ -260,6 +292,8 @@ def test_several_faults_are_listed_together():
 
 def test_good_environments_pass():
     contract.check_environment(Good, num_steps=20)
+    limited = wrappers.TimeLimit(probes.TwoAgents, max_episode_steps=3)
+    contract.check_environment(limited, num_steps=20)
     good = _multi_discrete([[True, True, False], [True, True, True]])
     contract.check_environment(good, num_steps=20)
     # Metrics are ignored except at LAST.

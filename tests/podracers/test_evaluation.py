@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from environments import catch, gymnasium
+from environments import catch, gymnasium, probes
 from podracers import environment as environment_lib
 from podracers import errors, evaluation, parallel, types
+from podracers.sebulba import jax_host
 from podracers.supervision import pipeline
 from tests import faults, streams
 
@@ -308,6 +309,22 @@ def test_the_uniform_policy_plays_legal_actions_on_the_host():
     factory = gymnasium.Gymnasium("tests.environments.own_games:Own/Walk-v0")
     policy = evaluation.UniformPolicy(factory.spec)
     assert evaluation.Evaluator(policy, factory, 8).run((), KEY).finished.all()
+
+
+@pytest.mark.parametrize("adaptor", [lambda x: x, jax_host.JaxHostEnvironment])
+def test_an_episode_of_two_agents_has_two_rows(adaptor, monkeypatch):
+    """In one batch or several, in one share or two."""
+    monkeypatch.setattr(evaluation, "MAX_BATCH", 3)
+    environment = adaptor(probes.TwoAgents())
+    evaluator = evaluation.Evaluator(evaluation.UniformPolicy(environment.spec), environment, 5)
+    whole = evaluator.run((), KEY)
+    parts = [evaluator.run((), KEY, share=(index, 2)) for index in range(2)]
+    streams.assert_close(evaluation.Episodes.join(parts), whole)
+    assert whole.returns.shape == (10,) and whole.finished.all()
+    for numbers in (whole.lengths, whole.metrics["out"]):
+        np.testing.assert_array_equal(numbers[::2], numbers[1::2])
+    assert len(set(whole.lengths.tolist())) > 1
+    assert np.any(whole.returns[::2] != whole.returns[1::2])
 
 
 def test_defaults_and_limits_follow_the_kind_of_environment():

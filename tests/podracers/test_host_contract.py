@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from dm_env import specs
 
+from environments import probes
 from podracers import environment, host_contract, types
+from podracers.sebulba import jax_host
 
 
 class Host:
@@ -160,6 +162,8 @@ def test_each_fault_is_found_in_one_line(fault):
 
 def test_a_good_environment_has_no_fault_and_streams_that_differ():
     assert host_contract.environment_faults(Factory(), num_steps=20) == []
+    two_agents = jax_host.JaxHostEnvironment(probes.TwoAgents())
+    assert host_contract.environment_faults(two_agents, num_steps=20) == []
     recordings = host_contract.equal_actions(Factory(), num_steps=20)
     assert host_contract.num_different(recordings) == 8
     seedless = _noise(lambda _: 0.0)

@@ -69,8 +69,10 @@ def test_without_lag_both_runners_learn_the_same(name, options):
     _assert_same(_results(_sebulba(agent, environment, **options)), expected, tolerance)
 
 
-# Every agent; the games have a mask, and in the second one a player may move twice.
+# Every agent; all have a mask. In the second game a player may move twice, and of two agents one
+# may go out early.
 GAMES = {
+    "two_agents": probes.TwoAgents,
     "tic_tac_toe": functools.partial(pgx.Pgx, "tic_tac_toe", opening_moves=3),
     "twice": functools.partial(streams.RandomEpisodes, masked=True, players=2),
 }
@@ -88,24 +90,42 @@ PLAYERS = ("ppo", "impala", "vmpo", "pqn", "rainbow", "r2d2", "sac_discrete_lstm
     ],
 )
 def test_agents_play_themselves_alike_under_both_runners(name, game):
-    """Anakin on four devices, Sebulba on one; a resumed run continues bit for bit."""
-    pytest.importorskip("pgx")
+    """Anakin on four devices, Sebulba on one or two; a resumed run continues bit for bit."""
+    if game == "tic_tac_toe":
+        pytest.importorskip("pgx")
     candidate = GAMES[game]()
+    count = candidate.spec.num_agents
     if name == "alphazero":
+        if count > 1:
+            pytest.skip("Searchable is for one agent")
         candidate = wrappers.Searchable(candidate)
         network = contract.tiny_network(make=muzero_networks.policy_value)
         agent = alphazero.AlphaZero(candidate.spec, network=network, **contract.SEARCH)
     else:
         agent = dataclasses.replace(contract.AGENTS[name]()[0], spec=candidate.spec)
+        if hasattr(agent, "replay_capacity"):
+            agent = dataclasses.replace(agent, replay_capacity=count * agent.replay_capacity)
     subject = _anakin(agent, candidate)
     history = contract.run(subject, 5)
-    assert np.any(history.rollouts[0].timestep.discount < 0.0)
+    timestep = history.rollouts[0].timestep
+    assert np.any((timestep.discount == (0.0 if count > 1 else -1.0)) & ~timestep.last())
+    if count > 1:
+        # Neighbours are agents of one environment, in order, whose episodes begin together.
+        assert timestep.reward.shape == (contract.ROLLOUT_LENGTH + 1, contract.NUM_ENVS * count)
+        number = timestep.observation["features"][..., 1].reshape(-1, contract.NUM_ENVS, count)
+        np.testing.assert_array_equal(number, np.broadcast_to(np.arange(count), number.shape))
+        np.testing.assert_array_equal(timestep.first()[:, ::2], timestep.first()[:, 1::2])
+        # An agent goes out by its own action.
+        active, runs = timestep.active(), ~timestep.last()[:-1]
+        left = history.rollouts[0].action == 2
+        np.testing.assert_array_equal(runs & active[:-1] & ~active[1:], runs & left)
     assert all(np.all(report.first_fault == metrics.NEVER) for report in history.reports)
     resumed = contract.restore(subject, history.states[3])
     resumed = streams.to_numpy(subject.step(resumed, 2)[0])
     streams.assert_same(resumed, history.states[5])
     tolerance = 2e-3 if name in ("muzero", "alphazero") else 1e-4
-    actual = _results(_sebulba(agent, candidate), 5)
+    options = SPLIT if count > 1 and name in ("ppo", "pqn") else {}
+    actual = _results(_sebulba(agent, candidate, **options), 5)
     _assert_same(actual, _results(subject, 5), tolerance)
 
 

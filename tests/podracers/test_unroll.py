@@ -83,8 +83,8 @@ def test_rollouts_equal_a_slow_loop():
             else:
                 state, timestep = step(state, actions[time, stream])
         assert episode > 1
-        np.testing.assert_allclose(tracked["total"][stream], total, rtol=1e-4, atol=1e-4)
-        assert tracked["steps"][stream] == steps
+        np.testing.assert_allclose(tracked["total"].total[stream], total, rtol=1e-4, atol=1e-4)
+        assert tracked["steps"].total[stream] == steps
     for border, rollout in ((middle, first), (end, second)):
         streams.assert_same(jax.tree.map(lambda x: x[-1], rollout.timestep), border.timestep)
     streams.assert_same(jax.tree.map(lambda x: x[0], second.timestep), middle.timestep)

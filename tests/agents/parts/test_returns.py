@@ -23,8 +23,10 @@ def _no_rank_promotion():
 def _rollout(seed=7):
     """Returns time steps and values `[T + 1, B]`, and the transitions `[T, B]` that count."""
     values = np.random.default_rng(seed).normal(size=(LENGTH + 1, BATCH)).astype(np.float32)
-    timestep = experience.random_episodes(seed, values.shape)
-    return timestep, values, timestep.step_type[:-1] != types.LAST
+    timestep = experience.with_exits(seed, experience.random_episodes(seed, values.shape))
+    is_out = ~timestep.observation["active"][:-1]
+    assert np.sum(is_out) > 10
+    return timestep, values, (timestep.step_type[:-1] != types.LAST) & ~is_out
 
 
 def _slow(timestep, values, mean):
@@ -79,7 +81,7 @@ def _slow_vtrace(timestep, values, log_ratio, lambda_, clip_rho, clip_pg_rho):
         trace = 1.0
         for s in range(t, length):
             target[t, b] += trace * error[s, b]
-            trace *= GAMMA * lambda_ * min(1.0, ratio[s, b])
+            trace *= discount[s, b] * lambda_ * min(1.0, ratio[s, b])
             if last[s, b]:
                 break
     arrival = np.where(last, values[1:], target[1:])

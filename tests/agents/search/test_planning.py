@@ -30,7 +30,9 @@ SPEC = catch.Catch().spec
 def _slow_targets(timestep, extras, row, k_steps, n_steps):
     """Returns lists of `(weight, value)` for values, rewards and policies of one sequence."""
     reward, discount, kind = (x[:, row] for x in timestep[1:4])
-    end = next((t for t in range(len(kind)) if kind[t] == types.LAST), None)
+    active = timestep.observation["active"][:, row]
+    ends = (t for t in range(len(kind)) if kind[t] == types.LAST or not active[t])
+    end = next(ends, None)
     values, rewards, policies = [], [], []
     for k in range(k_steps + 1):
         over = end is not None and k >= end
@@ -47,7 +49,7 @@ def _slow_targets(timestep, extras, row, k_steps, n_steps):
         for t in range(k + 1, k + n_steps + 1):
             total += factor * reward[t]
             factor *= GAMMA * discount[t]
-            if kind[t] == types.LAST:
+            if t == end:
                 break
         values.append((1.0, total + factor * extras.value[t, row]))
     return values, rewards, policies
@@ -57,7 +59,7 @@ def _slow_targets(timestep, extras, row, k_steps, n_steps):
 def test_targets_are_those_of_a_slow_loop(k_steps, n_steps):
     shape = (k_steps + n_steps + 1, 64)
     extras = _search_results(np.random.default_rng(k_steps), shape)
-    timestep = experience.random_episodes(k_steps, shape)
+    timestep = experience.with_exits(k_steps, experience.random_episodes(k_steps, shape))
     targets = jax.jit(planning.targets, static_argnums=(3, 4))
     found = jax.device_get(targets(timestep, extras, GAMMA, k_steps, n_steps))
     counted = 0

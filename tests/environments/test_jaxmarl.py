@@ -1,0 +1,96 @@
+"""JaxMARL under the contract: limits truncate, dead units are out, critics may read the state."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from environments import jaxmarl
+from podracers import contract, environment, types
+
+package = pytest.importorskip("jaxmarl.registration")
+
+QUICK = "MPE_simple_speaker_listener_v4"  # its agents have different observations and actions
+NAMES = {
+    name
+    for name in package.registered_envs
+    if name.startswith(("MPE", "overcooked", "SMAX", "Heuristic")) and name != "MPE_simple_v3"
+}
+SMAX = functools.partial(jaxmarl.JaxMARL, "HeuristicEnemySMAX")
+
+
+@pytest.mark.parametrize(
+    "name", [QUICK, *(pytest.param(x, marks=pytest.mark.slow) for x in sorted(NAMES - {QUICK}))]
+)
+def test_keeps_the_contract(name):
+    options = {} if name.startswith("MPE_simple_facmac_") else {"max_steps": 15}
+    env = jaxmarl.JaxMARL(name, options, state=True, agent_id=True)
+    contract.check_environment(env, num_steps=40)
+
+
+def test_the_observations_of_different_agents_have_one_shape():
+    """The speaker observes 3 numbers and has 3 actions; the listener 11 and 5."""
+    env = jaxmarl.JaxMARL(QUICK, state=True, agent_id=True)
+    _, timestep = env.reset(jax.random.key(0))
+    agent, state, mask = (timestep.observation[x] for x in ("agent", "state", "action_mask"))
+    assert (agent.shape, state.shape) == ((2, 11 + 2), (2, 3 + 11 + 2))
+    np.testing.assert_array_equal(agent[0, 3:11], 0.0)
+    np.testing.assert_array_equal(agent[:, 11:], np.eye(2))
+    np.testing.assert_array_equal(state[0, :14], [*agent[0, :3], *agent[1, :11]])
+    np.testing.assert_array_equal(state[0, :14], state[1, :14])
+    np.testing.assert_array_equal(mask, [[True] * 3 + [False] * 2, [True] * 5])
+
+
+def _play(env, num_steps):
+    """Returns time steps of an episode in which each agent takes its first legal action."""
+
+    @jax.jit
+    def play(key):
+        def step(carry, _):
+            state, timestep = carry
+            mask = timestep.observation[environment.ACTION_MASK]
+            following = env.step(state, jnp.argmax(mask, axis=-1))
+            return following, following[1]
+
+        return jax.lax.scan(step, env.reset(key), None, num_steps)[1]
+
+    return jax.device_get(play(jax.random.key(0)))
+
+
+def test_the_last_step_of_the_limit_truncates():
+    """One step later than `max_steps`, as in JaxMARL."""
+    timestep = _play(jaxmarl.JaxMARL(QUICK, {"max_steps": 5}), 6)
+    assert timestep.step_type[:, 0].tolist() == [types.MID] * 5 + [types.LAST]
+    np.testing.assert_array_equal(timestep.discount, 1.0)
+
+
+def test_a_dead_unit_is_out_and_the_last_one_ends_the_battle():
+    """All allies walk north into the wall, which kills them at different times."""
+    env = SMAX({"scenario": "2s3z", "map_height": 20, "enemy_shoots": False})
+    timestep = _play(env, 40)
+    end = int(np.argmax(timestep.last()[:, 0]))
+    active = timestep.observation[environment.ACTIVE][: end + 1]
+    death = np.argmin(active, axis=0)  # of each unit
+    assert len(set(death.tolist())) > 1 and death.max() == end
+    for unit, time in enumerate(death):
+        np.testing.assert_array_equal(timestep.discount[: time + 1, unit], [1.0] * time + [0.0])
+        np.testing.assert_array_equal(timestep.reward[time + 1 : end + 1, unit], 0.0)
+    assert timestep.terminated()[end].all() and not timestep.metrics["win"][end].any()
+
+
+def test_overcooked_reports_the_return_without_shaping():
+    env = jaxmarl.JaxMARL("overcooked", {"layout": "cramped_room"}, shaping=1.0)
+    assert env.evaluation_environment.shaping == 0.0
+
+    def play(key):
+        def step(state, key):
+            return env.step(state, jax.random.randint(key, (2,), 0, 6))
+
+        timestep = jax.lax.scan(step, env.reset(key)[0], jax.random.split(key, 399))[1]
+        return jnp.sum(timestep.reward, axis=0), timestep.metrics["task_return"][-1]
+
+    # Random cooks put onions into pots, for 3 each, and seldom deliver.
+    shaped, task = jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(0), 16))
+    assert np.all(task == 0.0) and np.all(shaped % 3.0 == 0.0) and np.sum(shaped) > 0.0
