@@ -31,7 +31,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed$(addprefix -,$(EXTRAS))
 SOURCES := podracers agents environments scripts tests
-LOCKED_EXTRAS := test docs notebooks gymnax brax craftax xminigrid pgx playground export
+LOCKED_EXTRAS := test docs notebooks gymnax brax craftax xminigrid pgx jaxmarl playground export
 
 EXPERIMENT ?= snake_ppo
 # Without RUNNER the environment chooses the runner; without RUN_DIR the script names the directory.
