@@ -190,7 +190,8 @@ class Run:
         return self.policy.parts.agent.init_actor(jnp.zeros(1, jnp.int32), 1, True)
 
     def act(self, game, memory, state, timestep, key):
-        agent, trained_in = self.policy.parts.agent, self.policy.parts.environment
+        agent: Any = self.policy.parts.agent
+        trained_in: Any = self.policy.parts.environment
         observation = environment.without_state(timestep.observation)
         if trained_in.spec.model is not None:
             packed = trained_in.pack(state)
@@ -254,12 +255,12 @@ class Against:
     game may be a `wrappers.Searchable`.
 
     Attributes:
-      game: an environment with `spec.players = 2`; an instance after construction.
+      game: an environment with `spec.players = 2`, or `game()` returns it.
       opponent: the opponent, or `opponent()` returns it.
       seat: 0 if the agent always has the first move, 1 if never; None to draw it.
     """
 
-    game: environment.Environment | Callable[[], environment.Environment]
+    game: Any
     opponent: Any = Random
     seat: int | None = None
     OUTCOMES: ClassVar[tuple[str, ...]] = ("win", "draw", "loss")

@@ -99,7 +99,9 @@ def _player(name: str) -> opponents.Opponent:
 
 def _game(options: argparse.Namespace, players: dict[str, opponents.Opponent]) -> pgx.Pgx:
     """Returns the game of all players, with random openings."""
-    games = {} if options.game is None else {options.game: pgx.Pgx(options.game)}
+    games: dict[str, Any] = {}
+    if options.game is not None:
+        games[options.game] = pgx.Pgx(options.game)
     for name, player in players.items():
         if isinstance(player, opponents.Run):
             played = player.policy.parts.environment
@@ -110,7 +112,7 @@ def _game(options: argparse.Namespace, players: dict[str, opponents.Opponent]) -
             games.setdefault(game.spec.name, game)
     if len(games) != 1:
         raise errors.UserError(f"expected players of one game, got {', '.join(games) or 'none'}")
-    game: Any = next(iter(games.values()))
+    game = next(iter(games.values()))
     while not isinstance(game, pgx.Pgx):  # its wrappers
         game = game.environment
     return dataclasses.replace(game, opening_moves=options.opening_moves)

@@ -47,6 +47,7 @@ SUITES = {
     "football": "Google Research Football",
     "tasks": "Other tasks",
     "craftax": "Craftax",
+    "games": "Games of two players, by self-play",
 }
 _MOST_METRICS = 3  # numbers of the environment after a return
 

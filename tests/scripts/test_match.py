@@ -1,0 +1,61 @@
+"""Round robins between runs, their checkpoints and built-in opponents."""
+
+import jax
+import numpy as np
+import pytest
+
+from environments import pgx
+
+pytest.importorskip("pgx")
+GAME = pgx.Pgx("tic_tac_toe")
+
+
+@pytest.fixture(scope="module", name="run_dir")
+def _run_dir(tmp_path_factory, run):
+    """A run of two checkpoints, which has learnt next to nothing."""
+    path = tmp_path_factory.mktemp("match") / "pqn"
+    sizes = ("TOTAL_STEPS = 2048", "NUM_ENVS = 16", "ROLLOUT_LENGTH = 8", "SEED = 0")
+    options = ("evaluation_episodes = 8", "evaluation_period = 8", "checkpoint_period = 8")
+    bindings = [*sizes, *(f"Experiment.{option}" for option in options)]
+    file = "gin/experiments/tic_tac_toe_pqn.gin"
+    result = run("train", "--gin_file", file, "--run_dir", path, "--gin_bindings", *bindings)
+    assert result.returncode == 0, result.stderr
+    return path
+
+
+def test_runs_checkpoints_and_opponents_meet_in_both_seats(run_dir, run, tmp_path):
+    words = (run_dir, f"{run_dir}@1024", "perfect", "--games", 20, "--out", tmp_path / "x.png")
+    result = run("match", *words)
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert [line.split(": ")[0] for line in lines[:3]] == [
+        f"{run_dir} - {run_dir}@1024",
+        f"{run_dir} - perfect",
+        f"{run_dir}@1024 - perfect",
+    ]
+    assert all(
+        sum(int(word) for word in line.split() if word.isdigit()) == 20 for line in lines[:3]
+    )
+    assert lines[4].split()[:2] == ["1", "perfect"]
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+    assert run("match", *words).stdout == result.stdout
+    assert run("match", *words, "--seed", 1).stdout != result.stdout
+
+
+def test_no_opening_occurs_twice(tools):
+    game = pgx.Pgx("tic_tac_toe", opening_moves=3)
+    keys = tools("match").match.openings(game, 40, 3, 0)
+    _, timestep = jax.jit(jax.vmap(game.reset))(keys)
+    boards = np.asarray(timestep.observation["observation"])
+    assert len({board.tobytes() for board in boards}) == 40
+
+
+def test_ratings_are_those_of_the_model(tools):
+    """3 points of 4, with half a point each for the virtual draw: odds of 3.5 to 1.5."""
+    scores = np.full((2, 2, 2, 2), np.nan)
+    scores[0, 1] = [[1.0, 1.0], [1.0, 0.0]]
+    scores[1, 0] = 1.0 - scores[0, 1]
+    elo, (low, high) = tools("match").match.ratings(scores, 0)
+    np.testing.assert_allclose(elo[0] - elo[1], 400 * np.log10(3.5 / 1.5), rtol=1e-6)
+    np.testing.assert_allclose(np.sum(elo), 0.0, atol=1e-9)
+    assert np.all(low <= elo) and np.all(elo <= high) and np.all(low < high)
