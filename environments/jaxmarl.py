@@ -154,7 +154,7 @@ class JaxMARL(adaptors.Adaptor):
             return specs.DiscreteArray(max(space.n for space in spaces), name="action")
         shapes = {space.shape for space in spaces}
         if len(shapes) > 1 or any(hasattr(space, "n") for space in spaces):
-            raise errors.UserError(f"{self.name}: expected equal actions of all agents: {shapes}")
+            raise errors.UserError(f"{self.name}: expected actions of one shape, got {shapes}")
         shape = spaces[0].shape
         low, high = (np.broadcast_to(x, shape) for x in (spaces[0].low, spaces[0].high))
         return specs.BoundedArray(shape, np.float32, low, high, name="action")

@@ -34,7 +34,7 @@ def _runner(state, observation=(), num_envs=1, update=None):
     return SimpleNamespace(
         init=lambda _: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state),
         trace=lambda _: update,
-        environment=SimpleNamespace(spec=SimpleNamespace(observation=observation)),
+        environment=SimpleNamespace(spec=SimpleNamespace(observation=observation, num_agents=1)),
         population=1,
         num_envs=num_envs,
         rollout_length=0,
