@@ -187,8 +187,8 @@ MISTAKES = [
     (_envpool, ("Ant-v4", {}, None, 1, None, {"state": "max"}), "has no number 'state'"),
     (
         _envpool,
-        ("Backgammon-v1",),
-        "EnvPool's Backgammon-v1 has 2 players: expected a task for one",
+        ("SparrowMahjong-v1",),
+        "EnvPool's SparrowMahjong-v1 has 3 players: expected a task for one, or for two that",
     ),
     (_chains, (("shor",),), "did you mean 'short'"),
     (_chains, (("short",), (1, 3)), "DelayedChains.short"),

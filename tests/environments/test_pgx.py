@@ -148,7 +148,6 @@ MISTAKES = {
     ),
     "expected a game of two players": lambda: opponents.Against(pgx.Pgx("2048")),
     "expected no max_episode_steps": lambda: envpool.EnvPool("Hex-v1", max_episode_steps=9).spec,
-    "has 3 players: expected a task": lambda: envpool.EnvPool("SparrowMahjong-v1").spec,
 }
 
 
