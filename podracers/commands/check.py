@@ -28,7 +28,7 @@ from podracers.training import config
 
 _CLASSES = (
     *("Brax", "Craftax", "EnvPool", "Gymnasium"),
-    *("Gymnax", "Jumanji", "Playground", "XMiniGrid"),
+    *("Gymnax", "JaxMARL", "Jumanji", "Pgx", "Playground", "XMiniGrid"),
 )
 _ADAPTORS = {name.lower(): name for name in _CLASSES}  # names of classes by module
 
@@ -92,6 +92,7 @@ def _described(spec: environment.EnvironmentSpec) -> list[str]:
     parts, _ = jax.tree.flatten_with_path(environment.without_state(spec.observation))
     rows = [(f"observation{jax.tree_util.keystr(path)}", part) for path, part in parts]
     agents = f", {spec.num_agents} agents, each of which has" if spec.num_agents > 1 else ""
+    agents += ", two players in turn" if spec.players == 2 else ""
     lines = [f"{spec.name}: time limit {spec.max_episode_steps or 'none'}{agents}"]
     for path, part in [*rows, ("action", spec.action)]:
         words = [f"{part.dtype}{[*part.shape]}"]
