@@ -69,7 +69,7 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__)
     add = parser.add_argument
-    add("players", nargs="+", metavar="PLAYER")
+    add("players", **command_line.SEVERAL, metavar="PLAYER")
     add("--games", type=command_line.count, default=200, help="of each pair (%(default)s)")
     add("--game", help="a game of Pgx (default: that of the runs)")
     moves = "random moves of an opening (%(default)s)"

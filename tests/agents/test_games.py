@@ -3,6 +3,8 @@
 In that view rewards and values of the other player change their sign, and discounts are positive.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 from agents import dqn, networks, ppo
 from agents.networks import cores, heads
-from agents.parts import inputs
+from agents.parts import categorical, inputs
 from agents.search import planning
 from environments import pgx
 from podracers import errors, types
@@ -145,3 +147,36 @@ def test_options_that_cannot_be_right_are_refused(cause):
         (REFUSED | HIDDEN)[cause](spec)
     assert cause in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_learnt_model_passes_the_turn():
+    """Always where players alternate, and else by the logit that learns whether it passed."""
+    tic_tac_toe = dataclasses.replace(streams.RandomEpisodes(masked=True).spec, players=2)
+    agents = {
+        alternates: dataclasses.replace(
+            contract.AGENTS["muzero"]()[0],
+            spec=dataclasses.replace(tic_tac_toe, alternates=alternates),
+        )
+        for alternates in (True, False)
+    }
+    gamma, action = agents[True].gamma, jnp.zeros(3, jnp.int32)
+    np.testing.assert_allclose(agents[True]._discount(action, None), -gamma)
+    logits = jnp.array([-20.0, 0.0, 20.0])
+    expected = [gamma, 0.0, -gamma]
+    np.testing.assert_allclose(agents[False]._discount(action, logits), expected, atol=1e-6)
+
+
+def test_the_model_of_turns_learns_signs_before_an_end():
+    """Cross-entropy of the steps whose discount is not 0, the first of two unrolled ones here."""
+    support, steps, batch = categorical.Support(5.0, 11), 2, 3
+    discount = jnp.array([[-1.0, 1.0, -1.0], [0.0, 0.0, 0.0]])
+    logits = jnp.array([[2.0, 2.0, -1.0], [5.0, 5.0, 5.0]])
+    zeros = jnp.zeros((steps + 1, batch, 11))
+    predicted = planning.Unrolled(zeros[..., :3], zeros, zeros[1:], logits)
+    ones = jnp.ones((steps + 1, batch))
+    target = planning.Targets(*(zeros[..., :3], ones, ones[1:], discount, ones, ones, ones[1:]))
+    loss = planning.loss(predicted, target, jnp.ones(batch), support, 0.25).metrics["loss/turn"]
+    passes = np.array([1.0, 0.0, 1.0])
+    probability = 1.0 / (1.0 + np.exp(-np.array([2.0, 2.0, -1.0])))
+    entropy = -passes * np.log(probability) - (1.0 - passes) * np.log(1.0 - probability)
+    np.testing.assert_allclose(loss.result(), np.mean(entropy) / steps, rtol=1e-5)

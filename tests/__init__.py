@@ -1,0 +1,1 @@
+"""A package, because packages that others install have the same name."""
