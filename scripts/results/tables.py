@@ -47,7 +47,7 @@ SUITES = {
     "football": "Google Research Football",
     "tasks": "Other tasks",
     "craftax": "Craftax",
-    "games": "Games of two players, by self-play",
+    "games": "Games by self-play, and many agents",
 }
 _MOST_METRICS = 3  # numbers of the environment after a return
 
