@@ -172,7 +172,9 @@ def is_function(value: object) -> TypeIs[Callable[..., Any]]:
 
 def path_of(part: Any) -> str:
     """Returns the dotted path of a class or of a function, or of the class of an object."""
-    part = inspect.unwrap(getattr(part, "func", part))  # gin and `partial` wrap functions
+    part = part.func if isinstance(part, functools.partial) else part
+    if not isinstance(part, type):  # whose attribute `__wrapped__` may be that of its objects
+        part = inspect.unwrap(part)  # gin wraps functions
     part = part if hasattr(part, "__qualname__") else type(part)
     return f"{part.__module__}.{part.__qualname__}".removeprefix("builtins.")
 

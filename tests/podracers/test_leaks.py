@@ -102,3 +102,8 @@ def test_an_array_of_a_module_is_named_by_its_line():
         jax.jit(lambda: table() + 1)()
     line = _array.__code__.co_firstlineno + 1
     assert f"test_leaks.py:{line} in _array made" in str(leaks.explained(caught.value))
+
+
+def test_a_part_may_keep_compiled_functions():
+    """Their class has `__wrapped__` as a descriptor, which is no function to unwrap."""
+    assert leaks._place(types.SimpleNamespace(run=jax.jit(_array))) is None
