@@ -18,10 +18,11 @@ ATARI_SCORES = {
 
 # Rows of README.md's table: tasks that many codebases report, under both runners if both are known.
 HEADLINES = (
-    *("cartpole_ppo-anakin", "cartpole_ppo-sebulba", "snake_ppo-anakin", "snake_ppo-sebulba"),
-    *("lunar_lander_ppo-sebulba", "mujoco_sac-sebulba", "dmc_cartpole_swingup_sac-sebulba"),
+    *("cartpole_ppo-anakin", "snake_ppo-anakin", "snake_ppo-sebulba"),
+    *("mujoco_sac-sebulba", "dmc_cartpole_swingup_sac-sebulba"),
     *("pong_impala_cpu-breakout_10m-sebulba", "minatar_breakout_pqn-anakin"),
-    "minatar_space_invaders_muzero-anakin",
+    *("minatar_space_invaders_muzero-anakin", "tic_tac_toe_alphazero-anakin"),
+    "connect_four_pqn-sebulba",
 )
 
 # Rows of README.md's picture: tasks of four suites, several curves each.
