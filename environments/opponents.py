@@ -237,8 +237,8 @@ class AgainstState(NamedTuple):
     memory: Any  # of the opponent
     key: jax.Array  # [] typed key of the opponent's moves
     is_first: jax.Array  # bool: the agent has the first move of the game
-    own: jax.Array  # float32: the agent's moves among the best, and
-    moves: jax.Array  # float32: its moves
+    moves: jax.Array  # float32: number of the agent's moves
+    best_moves: jax.Array  # float32: number of those that were among the best
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -305,8 +305,8 @@ class Against:
 
     def step(self, state: AgainstState, action: jax.Array) -> tuple[AgainstState, types.TimeStep]:
         if hasattr(self.opponent, "best_actions"):
-            own = state.own + self.opponent.best_actions(state.timestep)[action]
-            state = state._replace(own=own, moves=state.moves + 1.0)
+            best = state.best_moves + self.opponent.best_actions(state.timestep)[action]
+            state = state._replace(moves=state.moves + 1.0, best_moves=best)
         game, timestep = self.game.step(state.game, action)
         state = state._replace(game=game, timestep=timestep)
         state, answered = self._answer(state, timestep.discount < 0.0)
@@ -341,7 +341,7 @@ class Against:
                 for name in self.OUTCOMES
             }
         if hasattr(self.opponent, "best_actions"):
-            values["best_moves"] = state.own / jnp.maximum(state.moves, 1.0)
+            values["best_moves"] = state.best_moves / jnp.maximum(state.moves, 1.0)
         return values
 
     @property
