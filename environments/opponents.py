@@ -247,7 +247,7 @@ class Against:
 
     The agent's seat is drawn for each episode, and the reward of a step is the sum of its own over
     its move and the opponent's answers. At LAST the metrics `win`, `draw` and `loss` are 0 or 1 by
-    the sign of the episode's return; those of the group `first` (`second`) are NaN where the agent
+    the sign of the last reward; those of the group `first` (`second`) are NaN where the agent
     had the other seat, so their means are over the episodes with that seat. Against an opponent
     that knows the best moves, `best_moves` is the share of the agent's that are among them.
 

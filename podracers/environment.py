@@ -50,8 +50,8 @@ class EnvironmentSpec:
         of a group, such as `achievement/eat_cow`, are not printed.
       players: 2 for a zero-sum game whose players move in turn, each in time steps of its own (S2).
       alternates: of two players, whether no one ever moves twice in a row.
-      hidden: of two players, whether one observes what the other one does not: their observations
-        must not share a memory.
+      hidden: whether one player observes what another one does not: observations of both must not
+        share a memory, and no search may begin at the state.
       num_agents: `A`, agents that act at the same time, in one stream each; this describes one. Of
         several, all leaves of the environment's time steps and its actions have a first axis `[A]`,
         and FIRST and LAST are those of all agents together.

@@ -98,7 +98,7 @@ class Composed:
 
     def __post_init__(self):
         errors.require_count(self, "frame_stack", most=_MAX_FRAMES)
-        if self.spec.hidden and self.memory_length != 0:
+        if self.spec.hidden and self.spec.players == 2 and self.memory_length != 0:
             raise errors.UserError(
                 f"{self.spec.name} hides observations of one player from the other, and a stream "
                 "has both: expected a network without memory (no core, frame_stack = 1)"

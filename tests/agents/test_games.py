@@ -14,7 +14,7 @@ from agents import dqn, networks, ppo
 from agents.networks import cores, heads
 from agents.parts import categorical, inputs
 from agents.search import planning
-from environments import pgx
+from environments import opponents, pgx
 from podracers import errors, types
 from tests import contract, streams
 from tests.agents import experience
@@ -147,6 +147,12 @@ def test_options_that_cannot_be_right_are_refused(cause):
         (REFUSED | HIDDEN)[cause](spec)
     assert cause in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_player_against_an_opponent_may_have_a_memory():
+    pytest.importorskip("pgx")
+    spec = opponents.Against(pgx.Pgx("kuhn_poker")).spec
+    assert _ppo(spec, contract.tiny_network(cores.GRU(8))).is_recurrent
 
 
 def test_a_learnt_model_passes_the_turn():
