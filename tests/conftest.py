@@ -60,7 +60,8 @@ import jax  # noqa: E402
 import psutil  # noqa: E402
 import pytest  # noqa: E402
 
-_MEMORY = 1.6e9  # bytes of a worker, beyond which compiled programs are dropped
+# Bytes of a worker, beyond which compiled programs are dropped: after a module, and in one.
+_MEMORY, _MOST_MEMORY = 1.6e9, 2.2e9
 
 
 def pytest_collection_finish():
@@ -72,9 +73,10 @@ def pytest_collection_finish():
 
 def pytest_runtest_teardown(item, nextitem):
     """Drops the compiled programs of earlier modules, which would fill the memory."""
-    if nextitem is None or nextitem.path == item.path:
+    if nextitem is None:
         return
-    if psutil.Process().memory_info().rss > _MEMORY:
+    most = _MOST_MEMORY if nextitem.path == item.path else _MEMORY
+    if psutil.Process().memory_info().rss > most:
         jax.clear_caches()
         gc.collect()
         if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc
