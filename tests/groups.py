@@ -21,9 +21,15 @@ def free_port() -> int:
 
 
 def environment(num_devices: int) -> dict[str, str]:
-    """Returns the variables with which a child has so many fake devices."""
+    """Returns the variables with which a child has so many fake devices.
+
+    It imports these tests, and no installed package of their name.
+    """
     flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
-    return {"XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={num_devices}"}
+    return {
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={num_devices}",
+        "PYTHONPATH": str(processes.ROOT),
+    }
 
 
 def train(
