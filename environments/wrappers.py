@@ -143,6 +143,16 @@ class TimeLimit(Wrapper):
         step_type = jnp.where(last, types.LAST, timestep.step_type).astype(jnp.int8)
         return TimeLimitState(inner, time), timestep._replace(step_type=step_type)
 
+    @property
+    def evaluation_environment(self) -> environment.Environment:
+        """As of other wrappers; against an opponent a game ends by its own rules."""
+        inner: Any = self.inner
+        return (
+            inner.evaluation_environment
+            if self.spec.players == 2
+            else super().evaluation_environment
+        )
+
 
 class StickyActionsState(NamedTuple):
     """The state of the inner environment, and the action that the next step may repeat."""

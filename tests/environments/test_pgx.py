@@ -139,6 +139,14 @@ def test_an_agent_that_searches_is_evaluated_with_the_game_alone():
     assert after.discount == -1.0  # the other player is to move: no answer
 
 
+def test_a_time_limit_of_training_is_none_of_evaluations():
+    limited = wrappers.TimeLimit(pgx.Pgx("tic_tac_toe"), max_episode_steps=5)
+    for training in (limited, wrappers.Searchable(limited)):
+        evaluation = training.evaluation_environment
+        assert isinstance(evaluation, opponents.Against)
+        assert evaluation.spec.max_episode_steps is None
+
+
 MISTAKES = {
     "did you mean 'tic_tac_toe'": lambda: pgx.Pgx("tictactoe").spec,
     "sparrow_mahjong has 3 players, supported are 1 and 2": lambda: pgx.Pgx("sparrow_mahjong").spec,

@@ -85,7 +85,9 @@ def test_a_kept_array_is_named_by_class_and_attribute(make, words):
 
 @pytest.mark.parametrize("make", [lambda: optax.sgd(0.1), _compile_time, lambda: [jax, Part]])
 def test_other_values_may_be_kept(make):
-    _trace(Part(make))
+    part = Part(make)
+    _trace(part)
+    assert "table" in vars(part)  # it was made, and kept
 
 
 def test_the_cause_replaces_the_error_that_it_led_to():
