@@ -23,13 +23,6 @@ from dm_env import specs
 
 from podracers import environment, errors, types
 
-# gin names of own implementations of tasks of EnvPool and Gymnasium.
-JAX_TWINS = {
-    "CartPole-v1": "@cartpole.CartPole",
-    "Pendulum-v1": "@pendulum.Pendulum",
-    "Catch-v0": "@catch.Catch",
-}
-
 
 class KeyedState(NamedTuple):
     """State of one stream whose steps draw random numbers."""

@@ -78,11 +78,9 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
         object.__setattr__(self, "population_values", values)
         errors.require_count(self, "steps_per_update")
         if environment_lib.is_host(self.environment):
-            twin = getattr(self.environment, "jax_twin", None)
             raise errors.UserError(
                 f"Anakin needs an environment written in JAX, and {self.environment.spec.name} "
                 "runs on the host: use --runner sebulba"
-                + (f", or use its JAX twin, {twin}" if twin else "")
             )
 
     @functools.cached_property
