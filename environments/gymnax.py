@@ -32,6 +32,8 @@ class Gymnax(adaptors.Adaptor):
         constructor, by name.
     """
 
+    _TIME = "time"  # the field of states that counts steps
+
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
         inner, params = self._built
@@ -55,22 +57,31 @@ class Gymnax(adaptors.Adaptor):
         inner, params = self._built
         reset_key, step_key = jax.random.split(key)
         observation, state = inner.reset_env(reset_key, params)
-        state = adaptors.KeyedState(adaptors.strong(state), step_key)
-        return state, types.restart(self._observe(observation))
+        timestep = types.restart(self._observe(observation), self._metrics(state))
+        return adaptors.KeyedState(adaptors.strong(state), step_key), timestep
 
     def step(
         self, state: adaptors.KeyedState, action: jax.Array
     ) -> tuple[adaptors.KeyedState, types.TimeStep]:
         inner, params = self._built
         # XLA removes the `fold_in` where the dynamics ignore the key; a split would be carried.
-        step_key = jax.random.fold_in(state.key, state.inner.time)
-        observation, stepped, reward, terminated, _ = inner.step_env(
+        step_key = jax.random.fold_in(state.key, getattr(state.inner, self._TIME))
+        observation, stepped, reward, done, _ = inner.step_env(
             step_key, state.inner, action, params
         )
-        truncated = inner.is_truncated(stepped, params)
-        state = adaptors.KeyedState(adaptors.strong(stepped), state.key)
-        observation = self._observe(observation)
-        return state, types.transition(observation, reward, terminated, truncated)
+        timestep = types.transition(
+            self._observe(observation), reward, *self._ends(stepped, done), self._metrics(stepped)
+        )
+        return adaptors.KeyedState(adaptors.strong(stepped), state.key), timestep
+
+    def _ends(self, state: Any, done: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns whether an episode terminated, and whether it was truncated."""
+        inner, params = self._built
+        return done, inner.is_truncated(state, params)
+
+    def _metrics(self, state: Any) -> dict[str, jax.Array]:
+        """Returns the numbers of the episode so far."""
+        return {}
 
     def _make(self) -> tuple[Any, Any]:
         name, options = self.name, self.options
