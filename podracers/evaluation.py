@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import io
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -78,11 +78,6 @@ class Episodes(NamedTuple):
             },
         )
 
-    @classmethod
-    def join(cls, parts: Sequence["Episodes"]) -> "Episodes":
-        """Returns the episodes of all parts, in their order."""
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)
-
 
 class Evaluation(NamedTuple):
     """Episodes of the agent's evaluation policy, and of its greedy policy."""
@@ -137,6 +132,11 @@ class Evaluator:
         """Agent steps after which an episode is cut."""
         return self.max_steps or self.environment.spec.max_episode_steps or DEFAULT_MAX_STEPS
 
+    def member(self, index: int) -> "Evaluator":
+        """Returns the evaluator of one member of the population, as it would be alone."""
+        agent = population_lib.member(self.agent, self.population_values, index)
+        return dataclasses.replace(self, agent=agent, population=1, population_values={})
+
     def run(
         self,
         params: types.PyTree,
@@ -181,7 +181,7 @@ class Evaluator:
                             break
                 batches.append(episodes._replace(returns=episodes.returns.astype(np.float32)))
             count = env_id.size * self.environment.spec.num_agents
-            return jax.tree.map(lambda leaf: leaf[:count], Episodes.join(batches))
+            return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:count], *batches)
 
         return pipeline.call("evaluation", play, self.timeout, stop)
 
@@ -194,9 +194,7 @@ class Evaluator:
           errors.UserError: the environment cannot be rendered.
         """
         if self.population > 1:
-            agent = population_lib.member(self.agent, self.population_values, 0)
-            alone = dataclasses.replace(self, agent=agent, population=1, population_values={})
-            return alone.film(jax.tree.map(lambda x: x[0], params), key)
+            return self.member(0).film(jax.tree.map(lambda x: x[0], params), key)
         environment = video.drawable(self.environment)
         if environment_lib.is_host(environment):
             play = functools.partial(self._film_on_host, environment, params, key)
@@ -360,12 +358,10 @@ def play_together(
 
 
 def run_key(seed: int, update: int | None = None) -> jax.Array:
-    """Returns the key of a run's evaluation, which no training stream uses.
+    """Returns the key of a run's evaluation after some updates, which no training stream uses.
 
-    Args:
-      seed: the run's seed.
-      update: number of updates so far. None for the final evaluation and for `scripts/evaluate.py`,
-        which thus measure the best checkpoint on episodes that did not select it.
+    `update` is None for the final evaluation and for `podracers-evaluate`, which thus measure the
+    best checkpoint on episodes that did not select it.
     """
     key = jax.random.fold_in(jax.random.key(seed), _SALT)
     if update is None:

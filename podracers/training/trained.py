@@ -1,12 +1,11 @@
 """Trained parameters, loaded from a run directory."""
 
-import dataclasses
 import pathlib
 from typing import NamedTuple
 
 import jax
 
-from podracers import errors, evaluation, population, types
+from podracers import errors, types
 from podracers.checkpoints import checkpoint, storage
 from podracers.training import experiment, run_directory
 
@@ -41,19 +40,13 @@ def load(
         return policy
     if member is None or not 0 <= member < size:
         raise errors.UserError(f"member: expected one of '{path}', 0 to {size - 1}, got {member}")
-    values = parts.runner.population_values
-
-    def alone(evaluator: evaluation.Evaluator) -> evaluation.Evaluator:
-        agent = population.member(evaluator.agent, values, member)
-        return dataclasses.replace(evaluator, agent=agent, population=1, population_values={})
-
-    params = policy.params
+    evaluator, greedy = parts.evaluator.member(member), parts.greedy_evaluator
     return policy._replace(
-        params=jax.tree.map(lambda x: x[member], params) if size > 1 else params,
+        params=jax.tree.map(lambda x: x[member], policy.params) if size > 1 else policy.params,
         parts=parts._replace(
-            agent=population.member(parts.agent, values, member),
-            evaluator=alone(parts.evaluator),
-            greedy_evaluator=parts.greedy_evaluator and alone(parts.greedy_evaluator),
+            agent=evaluator.agent,
+            evaluator=evaluator,
+            greedy_evaluator=greedy and greedy.member(member),
         ),
     )
 
