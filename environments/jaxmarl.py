@@ -153,7 +153,7 @@ class JaxMARL(adaptors.Adaptor):
         if all(hasattr(space, "n") for space in spaces):
             return specs.DiscreteArray(max(space.n for space in spaces), name="action")
         shapes = {space.shape for space in spaces}
-        if len(shapes) > 1 or any(hasattr(space, "n") for space in spaces):
+        if len(shapes) > 1:
             raise errors.UserError(f"{self.name}: expected actions of one shape, got {shapes}")
         shape = spaces[0].shape
         low, high = (np.broadcast_to(x, shape) for x in (spaces[0].low, spaces[0].high))
@@ -202,9 +202,7 @@ class JaxMARL(adaptors.Adaptor):
         """Returns the observations of all agents, `[A, ...]` leaves."""
         agents = self._built.agents
         rows = [jnp.asarray(observation[agent], jnp.float32) for agent in agents]
-        ranks, world = {row.ndim for row in rows}, observation.get("world_state")
-        if len(ranks) > 1:
-            raise errors.UserError(f"{self.name}: expected observations of one rank, got {ranks}")
+        world = observation.get("world_state")
         widths = np.max([row.shape for row in rows], axis=0)
         padded = [jnp.pad(x, [(0, w - n) for w, n in zip(widths, x.shape)]) for x in rows]
         parts = {AGENT: jnp.stack(padded)}
