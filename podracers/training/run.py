@@ -578,20 +578,11 @@ def train(
 ) -> dict[str, Any] | None:
     """Trains an experiment in a new run directory, from Python and in one process.
 
-    It does what the command `train.py` does, and prints nothing. `loggers.read_rows` reads its log,
-    `trained.load` the trained policy.
-
-    Args:
-      experiment: as `experiment.load` returns it.
-      path: path of the run directory, which is created.
-      print_line: called with each line that the command would print.
-
-    Returns:
-      The summary, or None if a signal stopped the run.
+    It does what the command `podracers-train` does, with `print_line` for its lines, and returns
+    and raises as `Run.train`. `loggers.read_rows` reads its log, `trained.load` the trained policy.
 
     Raises:
       errors.UserError: the parts do not fit, or the directory exists.
-      errors.RunFailure: see `Run.train`.
     """
     directory, parts = run_directory.RunDirectory(path), experiment.build()
     experiment_lib.check(parts, experiment.seed, experiment.tracker)
