@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 
-from podracers import errors, types
+from podracers import errors, population, types
 from podracers.checkpoints import checkpoint, storage
 from podracers.training import experiment, run_directory
 
@@ -40,12 +40,12 @@ def load(
         return policy
     if member is None or not 0 <= member < size:
         raise errors.UserError(f"member: expected one of '{path}', 0 to {size - 1}, got {member}")
-    evaluator, greedy = parts.evaluator.member(member), parts.greedy_evaluator
+    greedy = parts.greedy_evaluator
     return policy._replace(
         params=jax.tree.map(lambda x: x[member], policy.params) if size > 1 else policy.params,
         parts=parts._replace(
-            agent=evaluator.agent,
-            evaluator=evaluator,
+            agent=population.member(parts.agent, parts.runner.population_values, member),
+            evaluator=parts.evaluator.member(member),
             greedy_evaluator=greedy and greedy.member(member),
         ),
     )
