@@ -103,7 +103,7 @@ class Gymnax(adaptors.Adaptor):
         """Returns the dtype of an observation leaf under the contract."""
         if ".minatar." in type(self._built[0]).__module__:
             return np.dtype(bool)
-        return np.dtype(np.float32) if leaf.dtype == np.float64 else np.dtype(leaf.dtype)
+        return np.dtype(leaf.dtype)
 
     def _observe(self, observation: types.PyTree) -> types.PyTree:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, self._dtype(leaf)), observation)

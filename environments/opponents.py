@@ -354,9 +354,8 @@ class Against:
 
 def _legal(game: environment.Environment, timestep: types.TimeStep) -> jax.Array:
     """Returns the legal actions, bool `[A]`."""
-    if environment.ACTION_MASK in timestep.observation:
-        return timestep.observation[environment.ACTION_MASK]
-    return jnp.ones(game.spec.num_actions, bool)
+    mask = environment.action_mask(timestep.observation)
+    return jnp.ones(game.spec.num_actions, bool) if mask is None else mask
 
 
 def _random_best(score: jax.Array, legal: jax.Array, key: jax.Array) -> jax.Array:

@@ -187,7 +187,7 @@ class StickyActions(Wrapper):
                 "StickyActions.repeat_probability: expected a number of at least 0 and below 1, "
                 f"got {self.repeat_probability}"
             )
-        if isinstance(spec.observation, dict) and environment.ACTION_MASK in spec.observation:
+        if environment.action_mask(spec.observation) is not None:
             raise errors.UserError(
                 f"StickyActions: {spec.name} has an action mask, which a repeated action may break"
             )
@@ -267,7 +267,7 @@ class FlattenAction(Wrapper):
         """The inner spec with a discrete action."""
         spec, count = self.inner.spec, math.prod(self._sizes)
         observation = spec.observation
-        if isinstance(observation, dict) and environment.ACTION_MASK in observation:
+        if environment.action_mask(observation) is not None:
             mask = specs.Array((count,), np.bool_)
             observation = {**observation, environment.ACTION_MASK: mask}
         return dataclasses.replace(spec, observation=observation, action=specs.DiscreteArray(count))
@@ -284,9 +284,8 @@ class FlattenAction(Wrapper):
 
     def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
         observation = timestep.observation
-        if not isinstance(observation, dict) or environment.ACTION_MASK not in observation:
+        if (mask := environment.action_mask(observation)) is None:
             return timestep
-        mask = observation[environment.ACTION_MASK]
         parts = jnp.meshgrid(*(mask[d, :n] for d, n in enumerate(self._sizes)), indexing="ij")
         joint = jnp.all(jnp.stack(parts), axis=0).ravel()
         return timestep._replace(observation={**observation, environment.ACTION_MASK: joint})

@@ -146,8 +146,7 @@ def spec_faults(candidate: environment.Environment) -> list[str]:
             faults.append(f"spec.{path} has dtype {part.dtype}, which JAX does not make by default")
     if fault := environment.action_fault(spec.action):
         return [*faults, f"spec.action {fault}"]
-    if isinstance(spec.observation, dict) and environment.ACTION_MASK in spec.observation:
-        mask = spec.observation[environment.ACTION_MASK]
+    if (mask := environment.action_mask(spec.observation)) is not None:
         if np.issubdtype(spec.action.dtype, np.floating):
             faults.append("spec.observation has an action_mask, but the action is continuous")
             return faults
@@ -328,8 +327,7 @@ def agents_faults(before: types.TimeStep, after: types.TimeStep) -> dict[str, ja
             was & ~active & (after.discount != 0.0)
         )
         faults["an agent that was out has a reward other than 0"] = ~was & (after.reward != 0.0)
-        if environment.ACTION_MASK in after.observation:
-            mask = after.observation[environment.ACTION_MASK]
+        if (mask := environment.action_mask(after.observation)) is not None:
             choices = jnp.sum(mask, axis=-1).reshape(len(active), -1).max(axis=-1)
             faults["an agent that is out has more than one legal action"] = ~active & (choices > 1)
     return faults
@@ -354,8 +352,7 @@ def timestep_faults(
             faults[f"{name} leaves the bounds of its spec"] = jnp.any(outside)
     for name, value in timestep.metrics.items():
         faults[f"the metric {name!r} of a LAST time step is infinite"] = last & jnp.isinf(value)
-    if isinstance(spec.observation, dict) and environment.ACTION_MASK in spec.observation:
-        mask = timestep.observation[environment.ACTION_MASK]
+    if (mask := environment.action_mask(timestep.observation)) is not None:
         empty = ~jnp.all(jnp.any(mask, axis=-1)) & ~last  # the action at LAST is ignored
         faults["an action_mask has no legal action"] = empty
         beyond = mask & ~environment.legal_values(spec.action)

@@ -185,6 +185,11 @@ class EnvironmentModel(Protocol):
         """
 
 
+def action_mask(observation: types.PyTree) -> Any:
+    """Returns the action mask of an observation, or of the spec of one; None where it has none."""
+    return observation.get(ACTION_MASK) if isinstance(observation, dict) else None
+
+
 def without_state(observation: types.PyTree) -> types.PyTree:
     """Returns an observation, or the spec of one, without the state of the environment."""
     if not isinstance(observation, dict) or STATE not in observation:
@@ -316,8 +321,8 @@ def random_action(
         high = jnp.asarray(np.broadcast_to(action.maximum, action.shape))
         return jax.random.uniform(key, action.shape, action.dtype, low, high)
     legal = legal_values(action)
-    if isinstance(observation, dict) and ACTION_MASK in observation:
-        legal = legal & observation[ACTION_MASK]
+    if (mask := action_mask(observation)) is not None:
+        legal = legal & mask
     # Each of several identically distributed numbers is the largest with equal probability.
     score = jax.random.uniform(key, legal.shape)
     return jnp.argmax(jnp.where(legal, score, -1.0), axis=-1).astype(action.dtype)
