@@ -93,8 +93,9 @@ def check_leading_axis(memory: types.PyTree) -> types.PyTree:
     Raises:
       errors.UserError: a leaf has no axis.
     """
-    for name, leaf in trees.leaves(memory).items():
+    for path, leaf in jax.tree_util.tree_leaves_with_path(memory):
         if leaf.ndim == 0:
+            name = trees.name(path)
             raise errors.UserError(f"init_memory: '{name}' is a scalar: give it the shape (1,)")
     return memory
 
