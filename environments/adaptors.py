@@ -84,9 +84,7 @@ class ActionCodec:
     def decode(self, action: Any, xp: python_types.ModuleType = np) -> Any:
         """Returns the inner action `[..., *inner]` for an action `[..., *spec.shape]`.
 
-        Args:
-          action: an array, batched or not.
-          xp: `numpy` or `jax.numpy`.
+        `xp` is `numpy` or `jax.numpy`.
         """
         action = xp.asarray(action)
         batch = action.shape[: action.ndim - len(self.spec.shape)]

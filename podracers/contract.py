@@ -29,11 +29,7 @@ Stage = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 
 def check_environment(candidate: Any, num_steps: int = 1000) -> None:
-    """Raises an error that lists the faults of an environment (see `environment_faults`).
-
-    Raises:
-      errors.UserError: one line with the environment and its faults.
-    """
+    """Raises an `errors.UserError`, one line with the faults (see `environment_faults`)."""
     again = None
     if isinstance(candidate, type):
         candidate, again = candidate(), candidate()
@@ -105,9 +101,8 @@ def seed_fault(
 ) -> str:
     """Returns the fault of an environment that plays other episodes with the same seed.
 
-    Args:
-      before: the result of `generators` before the environment ran.
-      otherwise: the likely cause where nothing has drawn from a generator of the process.
+    `before` is the result of `generators` before it ran, and `otherwise` the likely cause where
+    nothing has drawn from these.
     """
     used = [name for name, state in generators().items() if state != before[name]]
     cause = f"it draws from {' and '.join(used)}, not from its seed or key" if used else otherwise

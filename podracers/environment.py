@@ -176,12 +176,8 @@ class EnvironmentModel(Protocol):
     ) -> tuple[types.TimeStep, types.PyTree]:
         """Returns the time step and state after an action (one stream, no batch axis).
 
-        Args:
-          state: the part of an observation under `STATE`.
-          action: one action of this environment.
-
-        Returns:
-          The time step, without metrics and without a state in its observation, and the next state.
+        States are parts of observations under `STATE`. The time step has neither metrics nor a
+        state in its observation.
         """
 
 
@@ -242,8 +238,7 @@ class HostEnvironment(Protocol):
     def send(self, action: np.ndarray) -> None:
         """Starts a step of every environment, without waiting where the simulator allows it.
 
-        Args:
-          action: `[B, ...]`; ignored where the latest time step was LAST: the episode restarts.
+        Actions `[B, ...]` are ignored where the latest time step was LAST: the episode restarts.
         """
 
     def recv(self) -> types.TimeStep[np.ndarray]:

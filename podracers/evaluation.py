@@ -337,12 +337,8 @@ def play_together(
 ) -> list[Episodes] | None:
     """Plays a share of an evaluation in each of several processes; all of them call it.
 
-    Args:
-      play: called with the share (see `Evaluator.run`), returns sets of its episodes; None among
-        them is left out.
-
-    Returns:
-      The complete sets in process 0; None elsewhere, and if a signal stopped any process.
+    `play` returns sets of the episodes of a share (see `Evaluator.run`), of which None is left out.
+    Process 0 gets the complete sets, the others None; so do all if a signal stopped any process.
     """
     file, played, share = io.BytesIO(), [], (processes.index(), processes.count())
     with contextlib.suppress(Stopped):  # leaves the message empty

@@ -132,11 +132,10 @@ def global_sum(tree: types.PyTree) -> types.PyTree:
 
 
 def global_mean(mean: types.Mean) -> types.PyTree:
-    """Returns the mean over all devices; 0 where nothing was counted.
+    """Returns the mean over all devices of each device's; 0 where nothing was counted.
 
-    Args:
-      mean: this device's. Its total may be a pytree, such as the gradient of a sum of losses; total
-        and count are summed together.
+    Its total may be a pytree, such as the gradient of a sum of losses; total and count are summed
+    together.
     """
     total, count = global_sum(mean)
     return jax.tree.map(lambda x: (x / jnp.maximum(count, 1.0)).astype(x.dtype), total)
