@@ -97,6 +97,14 @@ class ActionCodec:
         return action + self.minimum
 
 
+def action_spec(space: Any) -> specs.BoundedArray:
+    """Converts an action space of gymnax or of JaxMARL."""
+    if hasattr(space, "n"):
+        return specs.DiscreteArray(int(space.n), name="action")
+    low, high = (np.full(space.shape, bound, np.float32) for bound in (space.low, space.high))
+    return specs.BoundedArray(space.shape, np.float32, low, high, name="action")
+
+
 def action_codec(
     name: str,
     shape: tuple[int, ...],

@@ -39,7 +39,7 @@ class Gymnax(adaptors.Adaptor):
         inner, params = self._built
         with adaptors.options_of(f"gymnax's {self.name}", self.options):
             with jax.ensure_compile_time_eval():
-                action = _action_spec(inner.action_space(params))
+                action = adaptors.action_spec(inner.action_space(params))
                 space = inner.observation_space(params)
                 key = jax.random.key(0)
             shapes, _ = jax.eval_shape(lambda k: inner.reset_env(k, params), key)
@@ -107,11 +107,3 @@ class Gymnax(adaptors.Adaptor):
 
     def _observe(self, observation: types.PyTree) -> types.PyTree:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, self._dtype(leaf)), observation)
-
-
-def _action_spec(space: Any) -> specs.BoundedArray:
-    """Converts a gymnax action space."""
-    if hasattr(space, "n"):
-        return specs.DiscreteArray(int(space.n), name="action")
-    low, high = (np.full(space.shape, bound, np.float32) for bound in (space.low, space.high))
-    return specs.BoundedArray(space.shape, np.float32, low, high, name="action")

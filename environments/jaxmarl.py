@@ -151,13 +151,11 @@ class JaxMARL(adaptors.Adaptor):
     def _action(self) -> specs.BoundedArray:
         spaces = [self._built.action_space(agent) for agent in self._built.agents]
         if all(hasattr(space, "n") for space in spaces):
-            return specs.DiscreteArray(max(space.n for space in spaces), name="action")
+            return adaptors.action_spec(max(spaces, key=lambda space: space.n))
         shapes = {space.shape for space in spaces}
         if len(shapes) > 1:
             raise errors.UserError(f"{self.name}: expected actions of one shape, got {shapes}")
-        shape = spaces[0].shape
-        low, high = (np.broadcast_to(x, shape) for x in (spaces[0].low, spaces[0].high))
-        return specs.BoundedArray(shape, np.float32, low, high, name="action")
+        return adaptors.action_spec(spaces[0])
 
     def _mask(self, inner: Any) -> jax.Array | None:
         """Returns the legal actions `[A, ...]`; None if all are."""
