@@ -312,9 +312,8 @@ def random_action(
     `action` is its spec; the `action_mask` of the observation is applied if there is one.
     """
     if np.issubdtype(action.dtype, np.floating):
-        low = jnp.asarray(np.broadcast_to(action.minimum, action.shape))
-        high = jnp.asarray(np.broadcast_to(action.maximum, action.shape))
-        return jax.random.uniform(key, action.shape, action.dtype, low, high)
+        bounds = action.minimum, action.maximum
+        return jax.random.uniform(key, action.shape, action.dtype, *bounds)
     legal = legal_values(action)
     if (mask := action_mask(observation)) is not None:
         legal = legal & mask
