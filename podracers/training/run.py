@@ -440,7 +440,7 @@ class Run:
             return bool(self._stop)
 
         def play(share: tuple[int, int]) -> list[evaluation.Episodes | None]:
-            sets = [*self._parts.evaluate(params, key, stopped, share)]
+            sets = [*self._parts.evaluate(params, key, stop=stopped, share=share)]
             if final:
                 policy = evaluation.UniformPolicy(self._parts.environment.spec)
                 evaluator = dataclasses.replace(self._parts.evaluator, agent=policy, population=1)
