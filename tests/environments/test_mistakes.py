@@ -13,6 +13,7 @@ from gymnasium import wrappers as gymnasium_wrappers
 from jumanji.environments.routing.sokoban import generator as sokoban
 
 from environments import (
+    adaptors,
     brax,
     cartpole,
     catch,
@@ -22,6 +23,8 @@ from environments import (
     gymnax,
     jaxmarl,
     jumanji,
+    opponents,
+    pgx,
     playground,
     probes,
     randomized,
@@ -40,6 +43,15 @@ _craftax = craftax.Craftax
 _chains, _grids = delayed_chains.DelayedChains, tabular_grids.TabularGrids
 _randomized = functools.partial(randomized.Randomized, cartpole.CartPole)
 _lifetimes = functools.partial(lifetimes.Lifetimes, _grids(("small",)))
+
+
+def _against(make, name):
+    pytest.importorskip("pgx")
+    return opponents.Against(make(name))
+
+
+def _limited(name):
+    return wrappers.TimeLimit(pgx.Pgx(name), max_episode_steps=5)
 
 
 class _Parts(catch.Catch):
@@ -241,6 +253,20 @@ MISTAKES = [
             ),
         )
     ),
+    (pgx.Pgx, ("tictactoe",), "did you mean 'tic_tac_toe'"),
+    (pgx.Pgx, ("sparrow_mahjong",), "sparrow_mahjong has 3 players, supported are 1 and 2"),
+    (pgx.Pgx, ("hex", {"sise": 5}), "has no option"),
+    (_against, (pgx.Pgx, "2048"), "expected a game of two players"),
+    (_against, (_limited, "tic_tac_toe"), "put wrappers.TimeLimit around Against"),
+    (_envpool, ("Hex-v1", {}, 9), "expected no max_episode_steps"),
+    *(
+        (adaptors.action_codec, ("Game", shape, np.int64, 0, highest, mask), "Game: number of val")
+        for shape, highest, mask in (
+            ((), 2**31 - 1, None),
+            ((2,), [1, 2**40], None),
+            ((2,), 2**16, (2**16 + 1,) * 2),
+        )
+    ),
     (wrappers.StickyActions, (catch.Catch, 1.0), "repeat_probability"),
     (wrappers.StickyActions, (probes.MaskedAction, 0.1), "has an action mask"),
 ]
@@ -253,6 +279,7 @@ OPTIONAL = {
     _playground: "mujoco_playground",
     _xminigrid: "xminigrid",
     jaxmarl.JaxMARL: "jaxmarl",
+    pgx.Pgx: "pgx",
 }
 
 
