@@ -121,11 +121,7 @@ _OPTIONS = [
     ("Stack", {"core": encoders.MLP()}, "expected a core such as MinGRU, got ...MLP"),
     ("from_spec", {"action_spec": _BOX, "kind": "gausian"}, "did you mean 'gaussian'"),
     ("from_spec", {"action_spec": _SPEC.action, "kind": "gaussian"}, "known: categorical"),
-    (
-        "from_spec",
-        {"action_spec": specs.Array((2,), np.float32)},
-        "supported are a DiscreteArray",
-    ),
+    ("from_spec", {"action_spec": specs.Array((2,), np.float32)}, "supported are a Discr"),
     ("from_spec", {"action_spec": _bounded(np.float32, -np.inf, 1.0)}, "-inf to 1 ... finite"),
     ("from_spec", {"action_spec": _bounded(np.float32, -3e38, 3e38)}, "difference exceeds"),
     ("from_spec", {"action_spec": _bounded(np.float32, 2.0, 2.0)}, "leave it out"),
@@ -205,7 +201,11 @@ def _of_two(game="tic_tac_toe", agent=ppo.PPO, network=None, **options):
     return agent(pgx.Pgx(game).spec, network=network or contract.tiny_network(), **options).net
 
 
+_ATOMS = {"agent": dqn.DQN, "distribution": heads.CategoricalReturn(-1.0, 2.0, 11)}
+_BOARD = {"policy_keys": ("board",)}
 _DEALT = {"item": np.zeros((6, 24))}
+_LIVES = anakin.Anakin(lifetimes.agent(), lifetimes.candidate(), 4, 6, num_devices=1)
+_PLAIN = SimpleNamespace(is_recurrent=False, memory_length=0)
 _PRIORITIZED = replay.Replay(64, 4, 8, 0.6)
 
 # Words of the message, and a call; "..." stands for anything.
@@ -272,26 +272,13 @@ MISTAKES = [
     ("MIXED has no 'bord'; did you mean", lambda: _keys(critic_keys=("bord",))),
     ("; known: board, inventory", lambda: _keys(policy_keys=("action_mask",))),
     ("policy_keys: expected tuple[str, ...]", lambda: _keys(policy_keys="board")),
-    (
-        "separate_critic: expected True, because the critic has other keys",
-        lambda: _keys(policy_keys=("board",), separate_critic=False),
-    ),
+    ("separate_critic: expected True", lambda: _keys(**_BOARD, separate_critic=False)),
     ("critic_encoder: expected one that reads int", lambda: _keys(critic_encoder=_one_hot())),
     ("policy_keys: the observation of MIXED has", lambda: _sac_keys(policy_keys=("count",))),
-    *(
-        (
-            f"{name}: expected None, because policy_keys and critic_keys differ",
-            functools.partial(_sac_keys, policy_keys=("board",), **{name: part}),
-        )
-        for name, part in (("encoder", encoders.CNN((4,))), ("core", cores.GRU(8)))
-    ),
+    ("encoder: expected None, because", lambda: _sac_keys(**_BOARD, encoder=encoders.CNN((4,)))),
+    ("core: expected None, because policy_keys", lambda: _sac_keys(**_BOARD, core=cores.GRU(8))),
     # Minibatches, replay and optimizers.
-    (
-        "minibatches = 4 ... the 6 steps ... 1, 2, 3, 6",
-        lambda: minibatches.dealer(
-            SimpleNamespace(is_recurrent=False, memory_length=0), _DEALT, (), 4
-        ),
-    ),
+    ("4 ... the 6 steps ... 1, 2, 3, 6", lambda: minibatches.dealer(_PLAIN, _DEALT, (), 4)),
     (
         "minibatches = 5 ... the 24 environments ... 4, 6",
         lambda: minibatches.over_streams(_DEALT, np.arange(24), jax.random.key(0), 5),
@@ -300,52 +287,24 @@ MISTAKES = [
     ("replay_capacity = 31 ... needs at least 32", lambda: _replay(capacity=31)),
     ("over 4 learner devices: use 4 or 8", lambda: _replay(capacity=4000, batch_size=6)),
     ("min_replay = 40: expected at most", lambda: _replay(capacity=40, min_size=40)),
-    (
-        "LossOutput.priority ..., got None",
-        lambda: _PRIORITIZED.update_priorities(None, None, None),
-    ),
-    (
-        "optimizer...expected a GradientTransformation",
-        lambda: ppo.PPO(_SPEC, optimizer=lambda learning_rate: learning_rate),
-    ),
+    ("LossOutput.priority ..., got None", lambda: _PRIORITIZED.update_priorities(*[None] * 3)),
+    ("optimizer...a GradientTransformation", lambda: ppo.PPO(_SPEC, optimizer=lambda **_: 3)),
     ("scale_by_adam...'learning_rate'", lambda: ppo.PPO(_SPEC, optimizer=optax.scale_by_adam)),
     # Rules.
     ("no part 'predictions'; did you mean 'pred", lambda: _taught(costs={"predictions": 1.0})),
-    (
-        "RuleAgent.costs: expected a weight other than 0",
-        lambda: _taught(costs={"prediction": 0.0, "policy": 0.0}),
+    ("a weight other than 0", lambda: _taught(costs={"prediction": 0.0, "policy": 0.0})),
+    *(
+        (words, functools.partial(_taught, disco.Disco(), network=network))
+        for words, network in (
+            ("'y' of shape", lambda spec, outputs: rules.rule_network(spec, _RULE.output_spec(2))),
+            ("'policy' of shape (2,)", lambda spec, outputs: networks.q_network(spec, 2)),
+            ("actor_critic: ...outputs", networks.actor_critic),
+        )
     ),
-    (
-        "'y' of shape",
-        lambda: _taught(
-            disco.Disco(),
-            network=lambda spec, outputs: rules.rule_network(spec, _RULE.output_spec(2)),
-        ),
-    ),
-    (
-        "'policy' of shape (2,)",
-        lambda: _taught(disco.Disco(), network=lambda spec, outputs: networks.q_network(spec, 2)),
-    ),
-    (
-        "actor_critic: ...outputs",
-        lambda: _taught(disco.Disco(), network=networks.actor_critic),
-    ),
-    (
-        "ROLLOUT_LENGTH",
-        lambda: anakin.Anakin(lifetimes.agent(), lifetimes.candidate(), 4, 6, num_devices=1).trace(
-            0
-        ),
-    ),
+    ("ROLLOUT_LENGTH", lambda: _LIVES.trace(0)),
     # Options that have no meaning for two players.
     ("tic_tac_toe...running returns of both would", lambda: _of_two(normalize_rewards=True)),
-    (
-        "distribution...expected minimum = -maximum",
-        lambda: _of_two(
-            agent=dqn.DQN,
-            network=networks.q_network,
-            distribution=heads.CategoricalReturn(-1.0, 2.0, 11),
-        ),
-    ),
+    ("distribution...minimum = -max", lambda: _of_two(network=networks.q_network, **_ATOMS)),
     *(
         (
             "kuhn_poker...a stream has both: expected a network without memory",
