@@ -274,10 +274,13 @@ def test_alphazero_plays_catch_by_searching_without_learning():
 
 
 def test_a_search_steps_the_environment_and_nothing_follows_an_ending():
-    agent, _ = _alphazero(streams.RandomEpisodes(masked=True))
+    """In a game of two players: where the turn passes, the discount is negative."""
+    agent, _ = _alphazero(streams.RandomEpisodes(masked=True, players=2))
     params = agent.actor_params(jax.jit(agent.init_learner)(jax.random.key(0)))
     model, size = agent.spec.model, 32
-    inner, _ = jax.vmap(streams.RandomEpisodes().reset)(jax.random.split(jax.random.key(0), size))
+    inner, _ = jax.vmap(streams.RandomEpisodes(players=2).reset)(
+        jax.random.split(jax.random.key(0), size)
+    )
     ended, value = np.arange(size) % 4 == 0, np.float32(np.arange(size) % 8)
     node = alphazero._Node(jax.vmap(model.pack)(inner), ended, value, jnp.zeros((size, 3)))
     action = jnp.zeros(size, jnp.int32)
@@ -286,6 +289,7 @@ def test_a_search_steps_the_environment_and_nothing_follows_an_ending():
     streams.assert_same(*jax.tree.map(lambda x: x[ended], (after, node)))
     timestep, _ = streams.evaluate(jax.vmap(model.step_from), node.state, action)
     assert timestep.terminated()[~ended].any() and timestep.truncated()[~ended].any()
+    assert (timestep.discount < 0.0)[~ended].any()
     streams.assert_same(after.ended, ended | timestep.last())
     streams.assert_close(output.reward, np.where(ended, 0.0, timestep.reward))
     streams.assert_close(output.discount, np.where(ended, 1.0, GAMMA * timestep.discount))

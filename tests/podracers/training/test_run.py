@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import json
 import math
 import os
 import re
@@ -414,19 +415,32 @@ _SAME = contextlib.nullcontext()
         ),
         ("Anakin.rollout_length = 32", _SAME, "update, 64: got 256"),
         ("TOTAL_STEPS = 512", _SAME, "at least 640, .*; got 512"),
-        ("Experiment.checkpoint_directory = '{}'", _SAME, "the checkpoints of .*; got none"),
         ("SEED = 3", jax.threefry_partitionable(False), "partitionable, True: got False"),
         ("SEED = 3", jax.default_prng_impl("rbg"), "prng_impl, 'threefry2x32': got 'rbg'"),
     ],
 )
-def test_resuming_with_a_fixed_option_changed_is_refused(
-    population, binding, setting, message, tmp_path
+def test_resuming_with_a_fixed_option_changed_is_refused(population, binding, setting, message):
+    directory = population[0]
+    record = json.loads((directory.checkpoints / "640/metadata/metadata").read_text())["user"]
+    changed, resumed = experiment.load([str(directory.config)], [binding]), object.__new__(run.Run)
+    with setting, pytest.raises(errors.UserError, match=message):
+        resumed._experiment, resumed._parts = changed, changed.build()
+        resumed._runner = resumed._parts.runner
+        resumed._require_same_run(640, record)
+
+
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [("SEED = 7", "seed, 3"), ("Experiment.checkpoint_directory = '{}'", "of .*; got none")],
+)
+def test_a_run_that_is_refused_releases_its_directory(
+    population, parts, binding, message, tmp_path
 ):
     directory = _directory(population[0].path)
     changed = experiment.load([str(directory.config)], [binding.replace("{}", str(tmp_path))])
-    with setting, pytest.raises(errors.UserError, match=message):
-        _run(changed, directory, resume=True)
-    run_directory.Lock(directory.path).acquire()  # the refused run has released it
+    with pytest.raises(errors.UserError, match=message):
+        _run(changed, directory, parts=parts, resume=True)
+    run_directory.Lock(directory.path).acquire()
 
 
 def test_a_failure_while_a_run_ends_hides_no_first_cause(
@@ -535,11 +549,14 @@ def test_a_signal_counts_after_the_reader_of_stderr_has_ended(monkeypatch):
     assert stop.signal == signal.SIGINT
 
 
-def test_options_that_python_replaced_leave_no_configuration(settings, tmp_path):
+def test_options_that_python_replaced_leave_no_configuration(
+    settings, parts, tmp_path, monkeypatch
+):
     assert "checkpoint_period = 3" in settings.text()
     names = ("agent", "environment", "runner", "seed", "total_steps")
     made = experiment.Experiment(**{name: getattr(settings, name) for name in names})
     assert made.text() == ""
+    monkeypatch.setattr(experiment.Experiment, "build", lambda settings: parts)
     replaced = dataclasses.replace(settings, seed=7)
     kept = {"checkpoint_directory": str(tmp_path / "kept")}
     run.train(dataclasses.replace(replaced, **kept), tmp_path / "run")
