@@ -80,22 +80,23 @@ class AlphaZero(planning.SearchAgent):
         return super().init_learner(key)._replace(normalizer=self.preprocess.init(observation))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
-        """Returns `()`."""
-        return ()
+        """Returns the number of moves of each stream's episode so far."""
+        return jnp.zeros(env_id.shape, jnp.int32)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Searches for each stream; in evaluation without any noise."""
         observation = environment.without_state(timestep.observation)
         seen = self.preprocess.apply(params.normalizer, timestep._replace(observation=observation))
-        prediction, actor_state = self.net.step(params.params, actor_state, seen)
+        prediction, _ = self.net.step(params.params, (), seen)
         root = planning.root(prediction, (), self._support)
         state = timestep.observation[environment.STATE]
         node = _Node(state, timestep.last(), root.value, root.prior_logits)
         mask = encoders.action_mask(timestep.observation)
-        temperature = 0.0 if evaluation else params.exploration
+        moves = jnp.where(timestep.first(), 0, actor_state)
+        temperature = self.temperature_at(params, moves, evaluation)
         root = dataclasses.replace(root, embedding=node)
         plan = self._search.run(self._model(params), root, mask, temperature, key)
-        return plan.action, actor_state, planning.Extras(plan.policy, plan.value)
+        return plan.action, moves + 1, planning.Extras(plan.policy, plan.value)
 
     def _model(self, params):
         """Returns the environment as a model, for the search."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import alphazero, muzero
+from agents import alphazero, muzero, networks
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from agents.parts import optimization, returns
@@ -244,6 +244,33 @@ def test_the_temperature_falls_with_agent_steps():
     for steps, expected in ((0, 1.0), (50, 0.75), (1000, 0.5)):
         params = agent.actor_params(learner._replace(agent_steps=jnp.float32(steps)))
         np.testing.assert_allclose(params.exploration, expected)
+
+
+@pytest.mark.parametrize("name", ["alphazero", "muzero"])
+def test_actions_are_the_searchs_best_after_the_first_moves_of_an_episode(name):
+    """Streams are at moves 0 to 5; the third and the last one begin an episode."""
+    agent = _alphazero(streams.RandomEpisodes(masked=True))[0] if name == "alphazero" else _muzero()
+    agent = dataclasses.replace(agent, temperature_moves=3)
+    core = agent.init_actor(jnp.arange(6), 6)
+    core = jax.tree.map(lambda x: jnp.arange(6), core)
+    searched = []
+
+    def run(search, model, root, legal, temperature, key):
+        searched.append(temperature)
+        return tree_search.Plan(jnp.zeros(6, jnp.int32), jnp.zeros((6, 3)), jnp.zeros(6))
+
+    timestep = jax.tree.map(lambda x: jnp.repeat(x, 6, axis=0), networks.zero_timestep(agent.spec))
+    begins = jnp.arange(6) % 3 == 2
+    timestep = timestep._replace(step_type=jnp.where(begins, types.FIRST, types.MID))
+    params = agent.actor_params(agent.init_learner(jax.random.key(0)))
+    key = jax.random.split(jax.random.key(0), 6)
+    with mock.patch.object(tree_search.Search, "run", run):
+        _, after, _ = agent.act(params, core, timestep, key)
+        agent.act(params, core, timestep, key, True)
+    np.testing.assert_allclose(searched[0], [1, 1, 1, 0, 0, 1], atol=1e-30)
+    assert np.all(searched[0] > 0.0)  # the noise at the root stays
+    assert searched[1] == 0.0
+    np.testing.assert_array_equal(jax.tree.leaves(after)[0], [1, 2, 1, 4, 5, 1])
 
 
 def _alphazero(game, **search):
