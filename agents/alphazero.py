@@ -6,8 +6,7 @@ self-play", 2018, https://doi.org/10.1126/science.aar6404, for one player, or tw
 
 The search needs the environment's state: `wrappers.Searchable` adds it to the observation, under a
 key that networks do not see, and the environment to the specification. Only JAX environments can be
-searched. If one draws random numbers in its steps, the search includes the future draws; use MuZero
-there.
+searched. If one draws random numbers in its steps, such as dice, each search draws its own.
 
 Axis legend: `T` time, `B` streams, `N` drawn sequences, `A` actions, `Z` atoms.
 """
@@ -89,7 +88,9 @@ class AlphaZero(planning.SearchAgent):
         seen = self.preprocess.apply(params.normalizer, timestep._replace(observation=observation))
         prediction, _ = self.net.step(params.params, (), seen)
         root = planning.root(prediction, (), self._support)
-        state = timestep.observation[environment.STATE]
+        model = self.spec.model
+        assert model is not None
+        state = jax.vmap(model.redrawn)(timestep.observation[environment.STATE], key)
         node = _Node(state, timestep.last(), root.value, root.prior_logits)
         mask = encoders.action_mask(timestep.observation)
         moves = jnp.where(timestep.first(), 0, actor_state)
@@ -103,12 +104,29 @@ class AlphaZero(planning.SearchAgent):
         model = self.spec.model
         assert model is not None
 
+        def predict(timestep):
+            row = self.preprocess.apply(params.normalizer, timestep)
+            return row.reward, self.net.step(params.params, (), row)[0]
+
+        # One batch of all streams: convolutions of single images would be many times slower.
+        @jax.custom_batching.custom_vmap
+        def predict_one(timestep):
+            rows = predict(jax.tree.map(lambda x: x[None], timestep))
+            return jax.tree.map(lambda x: x[0], rows)
+
+        @predict_one.def_vmap
+        def _(size, is_batched, timestep):
+            timestep = jax.tree.map(
+                lambda x, batched: x if batched else jnp.repeat(x[None], size, axis=0),
+                timestep,
+                is_batched[0],
+            )
+            rows = predict(timestep)
+            return rows, jax.tree.map(lambda x: True, rows)
+
         def step(action, node: _Node):
             timestep, state = model.step_from(node.state, action)
-            row = jax.tree.map(lambda x: x[None], timestep)
-            row = self.preprocess.apply(params.normalizer, row)
-            prediction, _ = self.net.step(params.params, (), row)
-            reward, prediction = jax.tree.map(lambda x: x[0], (row.reward, prediction))
+            reward, prediction = predict_one(timestep)
             mask = encoders.action_mask(timestep.observation)
             logits = heads.legal_values(prediction.policy, mask)
             after = _Node(state, timestep.last(), self._support.decode(prediction.value), logits)

@@ -184,6 +184,12 @@ class EnvironmentModel(Protocol):
           The time step, without metrics and without a state in its observation, and the next state.
         """
 
+    def redrawn(self, state: types.PyTree, key: jax.Array) -> types.PyTree:
+        """Returns the state with random events ahead that are drawn anew, by `key`.
+
+        A search must begin with it: a player does not know the coming events.
+        """
+
 
 def without_state(observation: types.PyTree) -> types.PyTree:
     """Returns an observation, or the spec of one, without the state of the environment."""

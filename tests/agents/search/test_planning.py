@@ -19,7 +19,7 @@ from agents.parts import optimization, returns
 from agents.replay import replay
 from agents.search import planning, tree_search
 from environments import catch, wrappers
-from podracers import evaluation, types
+from podracers import environment, evaluation, types
 from tests import contract, streams
 from tests.agents import experience
 
@@ -298,6 +298,24 @@ def test_alphazero_plays_catch_by_searching_without_learning():
     evaluator = evaluation.Evaluator(agent, candidate, num_episodes=32)
     returns = evaluator.run(params, jax.random.key(1)).returns
     assert np.mean(returns) > 0.9  # an untrained network; random play reaches -0.4
+
+
+def test_a_search_does_not_know_the_coming_random_events():
+    """Two states that differ in their keys have the same plan, and steps from them differ."""
+    agent, candidate = _alphazero(streams.RandomEpisodes(masked=True), num_simulations=4)
+    params = agent.actor_params(jax.jit(agent.init_learner)(jax.random.key(0)))
+    inner, timestep = candidate.reset(jax.random.key(0))
+    states = [inner, inner._replace(key=jax.random.key(7))]
+    steps = [candidate.inner.step(state, 0)[1].reward for state in states]
+    assert steps[0] != steps[1]
+    key = jax.random.split(jax.random.key(1), 1)
+
+    def plan(state):
+        shown = wrappers.with_part(timestep.observation, environment.STATE, candidate.pack(state))
+        row = jax.tree.map(lambda x: x[None], timestep._replace(observation=shown))
+        return agent.act(params, agent.init_actor(jnp.arange(1), 1), row, key)
+
+    streams.assert_same(*map(jax.jit(plan), states))
 
 
 def test_a_search_steps_the_environment_and_nothing_follows_an_ending():
