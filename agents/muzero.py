@@ -81,7 +81,7 @@ class MuZero(planning.SearchAgent):
         return self.net.init(key)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
-        """Returns the cores of `B` streams, with frames that the network stacks, and their moves."""
+        """Returns the cores of `B` streams, with frames of a stack, and their moves so far."""
         core = self.net.representation.initial_core(env_id.shape[0])
         return core, jnp.zeros(env_id.shape, jnp.int32)
 
