@@ -104,29 +104,12 @@ class AlphaZero(planning.SearchAgent):
         model = self.spec.model
         assert model is not None
 
-        def predict(timestep):
-            row = self.preprocess.apply(params.normalizer, timestep)
-            return row.reward, self.net.step(params.params, (), row)[0]
-
-        # One batch of all streams: convolutions of single images would be many times slower.
-        @jax.custom_batching.custom_vmap
-        def predict_one(timestep):
-            rows = predict(jax.tree.map(lambda x: x[None], timestep))
-            return jax.tree.map(lambda x: x[0], rows)
-
-        @predict_one.def_vmap
-        def _(size, is_batched, timestep):
-            timestep = jax.tree.map(
-                lambda x, batched: x if batched else jnp.repeat(x[None], size, axis=0),
-                timestep,
-                is_batched[0],
-            )
-            rows = predict(timestep)
-            return rows, jax.tree.map(lambda x: True, rows)
-
         def step(action, node: _Node):
             timestep, state = model.step_from(node.state, action)
-            reward, prediction = predict_one(timestep)
+            row = jax.tree.map(lambda x: x[None], timestep)
+            row = self.preprocess.apply(params.normalizer, row)
+            prediction, _ = self.net.step(params.params, (), row)
+            reward, prediction = jax.tree.map(lambda x: x[0], (row.reward, prediction))
             mask = encoders.action_mask(timestep.observation)
             logits = heads.legal_values(prediction.policy, mask)
             after = _Node(state, timestep.last(), self._support.decode(prediction.value), logits)
