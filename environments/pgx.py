@@ -20,11 +20,6 @@ from podracers import environment, errors, types
 
 HIDDEN = ("kuhn_poker", "leduc_holdem")
 MOVES_TWICE = ("backgammon", "leduc_holdem")  # one player may move twice in a row
-# Of the turns of the board by 0, 90, 180 and 270 degrees, and those of the transposed board.
-_SYMMETRIES = {
-    **dict.fromkeys(("go_9x9", "go_19x19", "tic_tac_toe"), range(8)),
-    **{"connect_four": (0, 7), "hex": (0, 2), "othello": (0, 2, 4, 6)},
-}
 _STONES = ("connect_four", "go_9x9", "go_19x19", "othello", "tic_tac_toe")  # planes 0 and 1
 
 
@@ -67,7 +62,6 @@ class Pgx(adaptors.Adaptor):
             players=players,
             alternates=players == 2 and self.name not in MOVES_TWICE,
             hidden=self.name in HIDDEN,
-            symmetries=_symmetries(self.name, observation.shape[:2], mask.shape[0]),
         )
 
     @property
@@ -135,22 +129,6 @@ class Pgx(adaptors.Adaptor):
         parameters = [x for x in inspect.signature(type(inner)).parameters if x != "kwargs"]
         with adaptors.options_of(f"Pgx's {name}", options, parameters):
             return type(inner)(**options)
-
-
-def _symmetries(name: str, board: tuple[int, ...], num_actions: int) -> tuple[Any, ...]:
-    """Returns the symmetries of a game, see `environment.EnvironmentSpec`.
-
-    Actions are columns, or cells and then others, such as to pass, which stay.
-    """
-    if name not in _SYMMETRIES:
-        return ()
-    cells, width = np.arange(np.prod(board)).reshape(board), board[1]
-    turned = [np.rot90(x, k) for x in (cells, cells.T) for k in range(4)]
-    chosen = [turned[i].ravel() for i in _SYMMETRIES[name]]
-    columns = num_actions == width
-    rest = range(cells.size, num_actions)
-    actions = [x[:width] % width if columns else [*x, *rest] for x in chosen]
-    return tuple((tuple(map(int, x)), tuple(map(int, y))) for x, y in zip(chosen, actions))
 
 
 def _observation(state: Any) -> dict[str, jax.Array]:

@@ -55,9 +55,6 @@ class EnvironmentSpec:
       num_agents: `A`, agents that act at the same time, in one stream each; this describes one. Of
         several, all leaves of the environment's time steps and its actions have a first axis `[A]`,
         and FIRST and LAST are those of all agents together.
-      symmetries: of a board game, pairs of permutations: after one, cell `i` of the part
-        `observation`, `[H, W, C]` by rows, is cell `cells[i]` of the board, and action `a` is
-        `actions[a]`. The first pair is the identity.
     """
 
     name: str
@@ -70,7 +67,6 @@ class EnvironmentSpec:
     alternates: bool = False
     hidden: bool = False
     num_agents: int = 1
-    symmetries: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
 
     @property
     def num_actions(self) -> int:

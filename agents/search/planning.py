@@ -29,13 +29,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import mctx
-import numpy as np
 import optax
 
 from agents.parts import categorical, optimization, options, returns
 from agents.replay import replay
 from agents.search import tree_search
-from podracers import environment, errors, types
+from podracers import types
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -53,7 +52,6 @@ class SearchAgent(replay.ReplayAgent):
       final_temperature: final temperature of actions.
       temperature_steps: agent steps, over all streams, in which it falls linearly; None for a
         constant one.
-      augment: whether each replayed sequence is seen by a symmetry of the game, drawn at random.
       temperature_moves: steps of an episode with that temperature, before all later actions are the
         search's best (30 in AlphaZero, which keeps the Dirichlet noise); None for no limit.
     """
@@ -67,16 +65,11 @@ class SearchAgent(replay.ReplayAgent):
     final_temperature: float = options.non_negative(0.25)
     temperature_steps: float | None = options.positive(None)
     temperature_moves: int | None = options.count(None)
-    augment: bool = False
 
     def __post_init__(self):
         super().__post_init__()
         options.require_discrete(self)
         _ = self._search, self._support  # refuse their options
-        if self.augment and not self.spec.symmetries:
-            raise errors.UserError(
-                f"{type(self).__name__}.augment: {self.spec.name} has no symmetries"
-            )
 
     @functools.cached_property
     def net(self) -> Any:
@@ -107,10 +100,6 @@ class SearchAgent(replay.ReplayAgent):
         greedy = jnp.finfo(jnp.float32).tiny
         return jnp.where(moves < self.temperature_moves, params.exploration, greedy)
 
-    def sample(self, learner, memory, key):
-        sample = super().sample(learner, memory, key)
-        return _turned(self.spec, sample) if self.augment else sample
-
     def stored(self, rollout):
         return rollout._replace(actor_state=())
 
@@ -122,30 +111,6 @@ class SearchAgent(replay.ReplayAgent):
         target = returns.n_step(timestep, value, self.gamma, self.n_steps)
         error = jnp.where(returns.weights(timestep) > 0.0, jnp.abs(value[:-1] - target), -1.0)
         return error[self.buffer.burn_in : self.buffer.burn_in + count]
-
-
-def _turned(spec: environment.EnvironmentSpec, sample: replay.Sample) -> replay.Sample:
-    """Returns each sequence as it is by a symmetry of the game, drawn at random."""
-    cells, actions = (np.array(permutations) for permutations in zip(*spec.symmetries))
-    count = len(cells)
-    draw = jax.vmap(lambda key: jax.random.randint(jax.random.fold_in(key, count), (), 0, count))
-    drawn = draw(sample.key)  # [N]
-    cells, actions = jnp.asarray(cells)[drawn], jnp.asarray(actions)[drawn]
-
-    def turn(values: jax.Array) -> jax.Array:  # [L, N, A]
-        return jnp.take_along_axis(values, actions[None], axis=-1)
-
-    timestep, action, extras, *rest = sample.rollout
-    boards = timestep.observation["observation"]  # [L, N, H, W, C]
-    rows = boards.reshape(*boards.shape[:2], -1, boards.shape[-1])
-    boards = jnp.take_along_axis(rows, cells[None, :, :, None], axis=2).reshape(boards.shape)
-    mask = turn(timestep.observation[environment.ACTION_MASK])
-    observation = {"observation": boards, environment.ACTION_MASK: mask}
-    timestep = timestep._replace(observation=timestep.observation | observation)
-    places = jnp.argsort(actions, axis=-1).astype(action.dtype)  # of actions, after the turn
-    action = jnp.take_along_axis(places[None], action[..., None], axis=-1)[..., 0]
-    extras = extras._replace(policy=turn(extras.policy))
-    return sample._replace(rollout=types.Rollout(timestep, action, extras, *rest))
 
 
 class Extras(NamedTuple):

@@ -13,7 +13,6 @@ import pytest
 from agents import dqn, networks, ppo
 from agents.networks import cores, heads
 from agents.parts import categorical, inputs
-from agents.replay import replay
 from agents.search import planning
 from environments import opponents, pgx
 from podracers import errors, types
@@ -129,9 +128,6 @@ REFUSED = {
     "expected minimum = -maximum": lambda spec: dqn.DQN(
         spec, network=networks.q_network, distribution=heads.CategoricalReturn(-1.0, 2.0, 11)
     ),
-    "augment: tic_tac_toe has no symmetries": lambda spec: dataclasses.replace(
-        contract.AGENTS["muzero"]()[0], spec=dataclasses.replace(spec, symmetries=()), augment=True
-    ),
 }
 HIDDEN = {
     "a stream has both: expected a network without memory": lambda spec: _ppo(
@@ -157,29 +153,6 @@ def test_a_player_against_an_opponent_may_have_a_memory():
     pytest.importorskip("pgx")
     spec = opponents.Against(pgx.Pgx("kuhn_poker")).spec
     assert _ppo(spec, contract.tiny_network(cores.GRU(8))).is_recurrent
-
-
-def test_replayed_sequences_are_turned_as_a_whole():
-    """Each action keeps its cell, its legality and its probability; sequences differ."""
-    pytest.importorskip("pgx")
-    rng, count, shape = np.random.default_rng(0), 64, (3, 64)
-    boards, mask = rng.normal(size=(*shape, 3, 3, 2)), rng.random((*shape, 9)) < 0.5
-    policy, action = rng.random((*shape, 9)), rng.integers(0, 9, shape)
-    seen = {"observation": boards, "action_mask": mask}
-    timestep = types.TimeStep(seen, *(np.zeros(shape) for _ in range(3)))
-    rollout = types.Rollout(timestep, action, planning.Extras(policy, np.zeros(shape)), ())
-    sample = replay.Sample(rollout, None, None, jax.random.split(jax.random.key(0), count))
-    turned = jax.jit(planning._turned, static_argnums=0)(pgx.Pgx("tic_tac_toe").spec, sample)
-
-    def at_action(rollout):
-        seen = rollout.timestep.observation
-        values = (seen["observation"].reshape(*shape, 9, 2), seen["action_mask"][..., None])
-        values = np.concatenate([*values, rollout.extras.policy[..., None]], axis=-1)
-        return np.take_along_axis(values, np.array(rollout.action)[..., None, None], axis=2)
-
-    np.testing.assert_allclose(at_action(turned.rollout), at_action(rollout), rtol=1e-6)
-    moved = turned.rollout.timestep.observation["observation"] != boards.astype(np.float32)
-    assert 0.7 < np.mean(np.any(moved, axis=(0, 2, 3, 4))) < 1.0  # one of eight is no turn
 
 
 def test_a_learnt_model_passes_the_turn():

@@ -14,7 +14,6 @@ SLOW = (
     *("2048", "animal_shogi", "backgammon", "connect_four", "gardner_chess", "go_9x9", "hex"),
     *("leduc_holdem", "othello"),
 )  # go_19x19, chess and shogi take minutes
-SYMMETRIC = ("connect_four", "go_9x9", "hex", "othello")
 GAMES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 STEPS = 60
 
@@ -68,26 +67,6 @@ def test_alternates_only_where_no_player_moves_twice(name):
     moves_twice = np.any(inner.current_player[:end] == inner.current_player[1 : end + 1])
     assert not (moves_twice and pgx.Pgx(name).spec.alternates)
     assert moves_twice or name != "backgammon"
-
-
-@pytest.mark.parametrize(
-    "name", ["tic_tac_toe", *(pytest.param(x, marks=pytest.mark.slow) for x in SYMMETRIC)]
-)
-def test_turned_games_are_games(name):
-    """The same moves, turned, lead to the same boards, masks and rewards, turned."""
-    game, (_, action, timestep) = pgx.Pgx(name), _played(name)
-    cells, actions = (np.array(x) for x in zip(*game.spec.symmetries))
-    assert len(cells) == {"connect_four": 2, "hex": 2, "othello": 4}.get(name, 8)
-    played = jax.jit(
-        lambda moves: jax.lax.scan(game.step, game.reset(jax.random.key(3))[0], moves)[1]
-    )
-    boards, mask = timestep.observation["observation"], timestep.observation["action_mask"]
-    for cell, turned in zip(cells, actions):
-        actual = played(np.argsort(turned)[action])
-        expected = boards.reshape(STEPS, len(cell), -1)[:, cell].reshape(boards.shape)
-        np.testing.assert_array_equal(actual.observation["observation"], expected)
-        np.testing.assert_array_equal(actual.observation["action_mask"], mask[:, turned])
-        np.testing.assert_array_equal(actual[1:4], timestep[1:4])
 
 
 def test_openings_are_moves_that_do_not_end_the_game():
