@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from podracers import environment, errors, types
+from podracers import environment, errors, trees, types
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -325,6 +325,10 @@ class Searchable(Wrapper):
         observation = environment.without_state(observation)
         return timestep._replace(observation=observation, metrics={}), self.pack(inner)
 
+    def redrawn(self, state: types.PyTree, key: jax.Array) -> types.PyTree:
+        """Returns the packed state with other random events ahead; see `EnvironmentModel`."""
+        return self.pack(redrawn(self.unpack(state), key))
+
     def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
         packed = self.pack(state)
         observation = with_part(timestep.observation, environment.STATE, packed)
@@ -355,6 +359,25 @@ class Searchable(Wrapper):
             for leaf, like in zip(packed.values(), templates)
         ]
         return jax.tree.unflatten(tree, leaves)
+
+
+def redrawn(state: Any, key: jax.Array) -> Any:
+    """Returns a state with random events ahead that are drawn anew, for players that search.
+
+    Its typed keys are replaced, and raw ones, of dtype uint32, in fields `key` and `rng`.
+    """
+    leaves, tree = jax.tree_util.tree_flatten_with_path(state)
+
+    def drawn(index: int, path: tuple, leaf: Any) -> Any:
+        if not _is_key(leaf):
+            named = trees.name(path).rpartition("/")[2] in ("key", "rng")
+            if not named or leaf.dtype != np.uint32:
+                return leaf
+        data = jax.random.bits(jax.random.fold_in(key, index), jax.random.key_data(leaf).shape)
+        return jax.random.wrap_key_data(data) if _is_key(leaf) else data
+
+    leaves = [drawn(index, path, leaf) for index, (path, leaf) in enumerate(leaves)]
+    return jax.tree.unflatten(tree, leaves)
 
 
 def _is_key(leaf: Any) -> bool:

@@ -180,6 +180,12 @@ class EnvironmentModel(Protocol):
         state in its observation.
         """
 
+    def redrawn(self, state: types.PyTree, key: jax.Array) -> types.PyTree:
+        """Returns the state with random events ahead that are drawn anew, by `key`.
+
+        A search must begin with it: a player does not know the coming events.
+        """
+
 
 def action_mask(observation: types.PyTree) -> Any:
     """Returns the action mask of an observation, or of the spec of one; None where it has none."""
