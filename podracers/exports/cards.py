@@ -87,12 +87,12 @@ def card(
 
 def require_login(name: str) -> None:
     """Raises `errors.UserError` unless `push` has a name that the hub allows, and a token."""
-    huggingface_hub = importlib.import_module("huggingface_hub")  # optional
+    utils = importlib.import_module("huggingface_hub.utils")  # optional
     try:
-        huggingface_hub.utils.validate_repo_id(name)
-    except huggingface_hub.errors.HFValidationError as error:
+        utils.validate_repo_id(name)
+    except utils.HFValidationError as error:
         raise errors.UserError(f"--push: {errors.one_line(error)}") from error
-    if huggingface_hub.get_token() is None:
+    if utils.get_token() is None:
         raise errors.UserError("--push: no token: set HF_TOKEN, or run `hf auth login`")
 
 
