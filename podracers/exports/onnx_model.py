@@ -67,7 +67,11 @@ def converted(
     for output, name in zip(model.graph.output, output_names(kept), strict=True):
         model.graph.node.append(helper.make_node("Identity", [output.name], [name]))
         output.name = name
-    described = json.dumps(about | program.describe(kept), indent=2)
+    state = {
+        f"state/{name}": {"shape": x.shape[1:], "dtype": str(x.dtype)}
+        for name, x in sorted(kept.state.items())
+    }
+    described = json.dumps({**about, **program.describe(kept), "state": state}, indent=2)
     helper.set_model_props(model, {"policy.json": described})
     data = model.SerializeToString()
     _check(agent, data, kept, outputs, about["batch_size"] or 2)

@@ -271,7 +271,8 @@ _MODELS = {name: make for name, make in (contract.AGENTS | _CASES).items() if na
 @pytest.mark.parametrize(
     "name", [x if x == "dqn" else pytest.param(x, marks=pytest.mark.slow) for x in _MODELS]
 )
-def test_an_onnx_model_acts_as_its_agent(name):
+def test_an_onnx_model_acts_as_its_agent(name, tmp_path):
+    """One stream whose observation is an array acts by the loop of the page."""
     pytest.importorskip("jax2onnx")
     agent, candidate = _MODELS[name]()
     program = _program(_greedy(agent), getattr(candidate, "spec", candidate))
@@ -281,6 +282,12 @@ def test_an_onnx_model_acts_as_its_agent(name):
         timesteps = _timesteps(program.spec, size)
         state = {key: np.zeros((size, *x.shape[1:]), x.dtype) for key, x in kept.state.items()}
         actions, expected = _acted(program, timesteps)
+        if size == 1 and not isinstance(kept.observation, dict):
+            names = {"robot": _Robot(kept.observation, timesteps)}
+            (tmp_path / "policy.onnx").write_bytes(data)
+            with contextlib.chdir(tmp_path):
+                exec(documented.program("onnx", documented.DOCS / "export.md"), names)
+            np.testing.assert_allclose(names["robot"].actions, actions, 1e-5, 1e-5)
         for timestep, action in zip(timesteps, actions):
             observation = _kept(kept.observation, timestep.observation)
             reward = None if kept.reward is None else timestep.reward
