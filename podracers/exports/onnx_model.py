@@ -7,6 +7,7 @@ Inputs are the leaves of `program.Arguments` by name, such as `state/actor/core`
 
 import importlib
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,8 @@ def converted(
     Raises:
       errors.UserError: the agent draws random numbers as it acts, or jax2onnx cannot convert it.
     """
+    for name in ("jax2onnx", "onnx_ir"):  # they warn of unused plugins and untyped values
+        logging.getLogger(name).setLevel(logging.ERROR)
     jax2onnx = importlib.import_module("jax2onnx")  # optional, as its packages
     helper = importlib.import_module("onnx.helper")
     agent = errors.path_of(program.agent)

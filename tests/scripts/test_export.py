@@ -518,7 +518,7 @@ def test_a_run_is_uploaded_as_an_onnx_model_with_its_card(hub, run_dir, tmp_path
     words = ("--run_dir", run_dir, "--member", 1, "--out", tmp_path / "p.onnx", "--format", "onnx")
     environment = _environment(hub, "known")
     ended = processes.run("export", *words, "--push", "someone/pendulum", environment=environment)
-    assert ended.returncode == 0, ended.stderr
+    assert (ended.returncode, ended.stderr) == (0, "")
     text = hub.files["README.md"].decode()
     assert text == (tmp_path / "p.onnx.md").read_text()
     assert hub.files["p.onnx"] == (tmp_path / "p.onnx").read_bytes()
