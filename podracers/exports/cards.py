@@ -91,7 +91,7 @@ def require_login(name: str) -> None:
     try:
         utils.validate_repo_id(name)
     except utils.HFValidationError as error:
-        raise errors.UserError(f"--push: {errors.one_line(error)}") from error
+        raise errors.UserError(f"--push: {errors.first_line(error)}") from error
     if utils.get_token() is None:
         raise errors.UserError("--push: no token: set HF_TOKEN, or run `hf auth login`")
 
