@@ -1,5 +1,6 @@
 """Tests of `scripts/slurm.sh` on a Slurm of two nodes of two cores each, on this machine."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -33,6 +34,7 @@ def slurm(tmp_path_factory):
         assert ended.returncode == 0, ended.stderr
         return ended.stdout.split()
 
+    call.folder = folder
     yield call
     call("scancel", "--user=root")
     subprocess.run(["bash", CLUSTER, "stop", folder], check=True)
@@ -112,6 +114,33 @@ def test_a_job_returns_to_the_queue_and_ends_as_without(
     assert summary["processes"] == 2
 
 
+def _crash(job: str, folder: pathlib.Path) -> None:
+    """Kills the daemons and the tasks of the job on n2, as a node that loses its power."""
+    begun = {f"SLURM_JOB_ID={job}".encode(), b"SLURMD_NODENAME=n2"}
+    killed = {int((folder / "slurmd-n2.pid").read_text())}
+    for task in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if begun <= {*(task / "environ").read_bytes().split(b"\0")}:
+                parent = int((task / "stat").read_text().rpartition(")")[2].split()[1])
+                is_daemon = "slurmstepd" in pathlib.Path(f"/proc/{parent}/comm").read_text()
+                killed |= {int(task.name)} | ({parent} if is_daemon else set())
+    for number in sorted(killed):  # daemons before tasks
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+
+
+def test_a_job_returns_after_a_node_has_crashed(slurm, submit, state, alone, tmp_path):
+    run_dir = tmp_path / "run"
+    job = submit(run_dir, "--nodes=2")
+    _wait_for_lines(run_dir, 3)
+    _crash(job, slurm.folder)
+    processes.wait_for(lambda: state(job) == "PENDING")
+    slurm("slurmd", "-N", "n2", "-f", slurm.folder / "slurm.conf")
+    processes.wait_for(lambda: state(job) == "COMPLETED")
+    assert state(job, "Restarts") == "1"
+    processes.assert_same_end(run_dir, alone)
+
+
 def test_a_job_returns_at_its_time_limit(slurm, submit, state, tmp_path):
     """Slurm's signal comes up to a minute early."""
     run_dir = tmp_path / "run"
@@ -125,9 +154,9 @@ def test_a_job_returns_at_its_time_limit(slurm, submit, state, tmp_path):
 
 
 def test_an_array_trains_a_seed_in_each_task(slurm, state, tmp_path):
-    run = f"--run_dir {tmp_path}/$SLURM_ARRAY_TASK_ID --gin_bindings 'SEED = '$SLURM_ARRAY_TASK_ID"
+    run = f'--run_dir {tmp_path}/$SLURM_ARRAY_TASK_ID --gin_bindings "SEED = $SLURM_ARRAY_TASK_ID"'
     config = f"--gin_file {processes.config_file(tmp_path)} --gin_bindings '{STEPS}'"
-    wrapped = f"--wrap=bash scripts/slurm.sh {config} {run}"
+    wrapped = f"--wrap=exec bash scripts/slurm.sh {config} {run}"
     words = ("--array=5,6", "--cpus-per-task=1", f"--output={tmp_path}/%a.out", wrapped)
     job = slurm("sbatch", "--parsable", *words)[0]
     for seed in (5, 6):
