@@ -8,7 +8,11 @@
 set -euo pipefail
 command=${1:?start or stop} dir=$(mkdir -p "${2:?a folder}" && cd "$2" && pwd)
 if [[ $command == stop ]]; then
-  for file in "$dir"/*.pid; do [[ -s $file ]] && kill "$(cat "$file")" 2>/dev/null || true; done
+  mapfile -t daemons < <(cat "$dir"/*.pid 2>/dev/null)
+  kill "${daemons[@]}" 2>/dev/null || true
+  # A slurmd may outlast it while it reports a job that ended.
+  for _ in $(seq 20); do kill -0 "${daemons[@]}" 2>/dev/null && sleep 0.5; done
+  kill -KILL "${daemons[@]}" 2>/dev/null || true
   sed -i '/^127\.0\.0\.1 n1 n2$/d' /etc/hosts 2>/dev/null || true
   exit 0
 fi
