@@ -67,6 +67,7 @@ MISTAKES = [
     ("evaluate --run_dir {run} --video {folder}/no/x.gif", "--video: cannot write '{folder}/no/"),
     ("evaluate --run_dir {run} --video x.mp4", "expected a name in .gif, got 'x.mp4'"),
     (f"{_EXPORT} --platforms cpu,gpu", "expected some of cpu,cuda,rocm,tpu, got 'gpu'"),
+    (f"{_EXPORT} --push a/b/c", "--push: Repo id must be"),
     ("export --run_dir {run} --out {folder}/no/policy", "'{folder}/no' is no folder"),
     ("export --run_dir {run} --out {folder}", "it is a folder"),
     ("evaluate_rule --run_dir {run} --json {folder}/no/x.json", "--json: cannot write"),
