@@ -70,7 +70,7 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
     population: int = 1
     population_values: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
     pbt_period: int | None = None
-    pbt_ranges: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+    pbt_ranges: population_lib.Ranges = dataclasses.field(default_factory=dict)
     reset_batch: int | str | None = "auto"
     num_devices: int | None = None
     steps_per_pass: int = 1
@@ -313,25 +313,23 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
         )
         if self.pbt_period is None:
             return state, report
-        state, means = self._evolve(state, parallel.global_sum(report.means["episode/return"]))
+        returns = parallel.global_sum(report.means["episode/return"])  # so that devices agree
+        returns = state.evolution.returns.merge(returns)
+        state = state._replace(evolution=state.evolution._replace(returns=returns))
+        due = (state.update % self.pbt_period == 0) & jnp.all(returns.count > 0.0)
+        state, means = self._evolve(state, due)
         return state, report._replace(means=report.means | means)
 
     def _evolve(
-        self, state: AnakinState, returns: types.Mean
+        self, state: AnakinState, due: jax.Array
     ) -> tuple[AnakinState, dict[str, types.Mean]]:
-        """Takes the exploit step after an update if it is due.
-
-        Args:
-          state: after the update.
-          returns: `[P]`, of all devices, so that they decide alike.
+        """Takes an exploit step if it is due.
 
         Returns:
           The state, and metrics: the options `[P]` before the step, and the member `[P]` that each
           member continues from.
         """
-        options, members = state.evolution.options, jnp.arange(self.population)
-        returns = state.evolution.returns.merge(returns)
-        due = (state.update % self.pbt_period == 0) & jnp.all(returns.count > 0.0)
+        (options, returns), members = state.evolution, jnp.arange(self.population)
 
         def step(state: AnakinState) -> tuple[AnakinState, jax.Array]:
             exploit_key, explore_key = keys.evolution(state.key[0], state.update)
@@ -356,7 +354,6 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
             )
             return state, members.at[lowest].set(source)
 
-        state = state._replace(evolution=state.evolution._replace(returns=returns))
         state, sources = jax.lax.cond(due, step, lambda state: (state, members), state)
         count = jnp.broadcast_to(due, sources.shape).astype(jnp.float32)
         means = {"pbt/source": types.Mean(sources * count, count)}
