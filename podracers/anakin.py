@@ -188,9 +188,7 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
         params = self._per_member(member)(state.learner, self._options(state))
         if self.pbt_period is None:
             return params
-        # A copy, because the state is donated.
-        options = jax.tree.map(jnp.copy, state.evolution.options)
-        return population_lib.Acting(params, options)
+        return population_lib.Acting(params, state.evolution.options)
 
     def __exit__(self, *exception: object) -> None:
         self.close()

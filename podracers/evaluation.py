@@ -194,9 +194,10 @@ class Evaluator:
           errors.UserError: the environment cannot be rendered.
         """
         if self.population > 1:
-            agent, params = population_lib.alone(self.agent, self.population_values, params, 0)
+            params, values = population_lib.split(params, self.population_values)
+            agent = population_lib.member(self.agent, values, 0)
             alone = dataclasses.replace(self, agent=agent, population=1, population_values={})
-            return alone.film(params, key)
+            return alone.film(jax.tree.map(lambda x: x[0], params), key)
         environment = video.drawable(self.environment)
         if environment_lib.is_host(environment):
             play = functools.partial(self._film_on_host, environment, params, key)
@@ -262,8 +263,7 @@ class Evaluator:
 
         def run(params, key, env_id):
             values = population_lib.arrays(self.population_values)
-            if isinstance(params, population_lib.Acting):
-                params, values = params
+            params, values = population_lib.split(params, values)
             return jax.vmap(member, in_axes=(0, 0, None, None))(params, values, key, env_id)
 
         return jax.jit(run)

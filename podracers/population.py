@@ -121,19 +121,15 @@ def arrays(values: Values) -> dict[str, np.ndarray]:
     return {name: np.asarray(numbers, np.float32) for name, numbers in values.items()}
 
 
-def current(values: Values, state: Any) -> Values:
-    """Returns the members' options on the host: `values`, or those that a runner's state has."""
+def current(values: Values, state: Any) -> Any:
+    """Returns the members' options, `[P]` each: `values`, or those that a runner's state has."""
     evolution = getattr(state, "evolution", ())
-    return _numbers(evolution.options) if evolution else values
+    return evolution.options if evolution else values
 
 
-def alone(
-    policy: Policy, values: Values, params: types.PyTree, index: int
-) -> tuple[Policy, types.PyTree]:
-    """Returns the policy of one member and its acting parameters, of those of a population."""
-    if isinstance(params, Acting):
-        params, values = params.params, _numbers(params.options)
-    return member(policy, values, index), jax.tree.map(lambda x: x[index], params)
+def split(params: types.PyTree, values: Mapping[str, Any]) -> tuple[types.PyTree, Any]:
+    """Returns acting parameters and the members' options: `values`, or those in `Acting`."""
+    return params if isinstance(params, Acting) else (params, values)
 
 
 def exploit(returns: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -188,7 +184,7 @@ def rows(
 
 
 def _of_member(values: Values, index: int) -> dict[str, float]:
-    return {name: numbers[index] for name, numbers in values.items()}
+    return {name: float(numbers[index]) for name, numbers in values.items()}
 
 
 def _require_mapping(name: str, value: Any, example: str) -> None:
@@ -211,10 +207,6 @@ def _option(agent: agent_lib.Agent, binding: str, name: Any) -> str:
             f"{errors.nearest(option, floats)}"
         )
     return option
-
-
-def _numbers(options: Mapping[str, jax.Array]) -> Values:
-    return {name: np.asarray(x).tolist() for name, x in options.items()}
 
 
 def _is_number(value: Any) -> bool:

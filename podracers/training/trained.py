@@ -41,17 +41,16 @@ def load(
         return policy
     if member is None or not 0 <= member < size:
         raise errors.UserError(f"member: expected one of '{path}', 0 to {size - 1}, got {member}")
-    values, params = parts.runner.population_values, policy.params
+    params, values = population.split(policy.params, parts.runner.population_values)
 
     def alone(evaluator: evaluation.Evaluator) -> evaluation.Evaluator:
-        agent, _ = population.alone(evaluator.agent, values, params, member)
+        agent = population.member(evaluator.agent, values, member)
         return dataclasses.replace(evaluator, agent=agent, population=1, population_values={})
 
-    agent, params_alone = population.alone(parts.agent, values, params, member)
     return policy._replace(
-        params=params_alone,
+        params=jax.tree.map(lambda x: x[member], params),
         parts=parts._replace(
-            agent=agent,
+            agent=population.member(parts.agent, values, member),
             evaluator=alone(parts.evaluator),
             greedy_evaluator=parts.greedy_evaluator and alone(parts.greedy_evaluator),
         ),

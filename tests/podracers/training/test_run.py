@@ -327,6 +327,8 @@ def test_an_evolving_population_learns_and_resumes_and_its_lineage_is_logged(tmp
     everyone = trained.load_all(paths[0])
     judged = everyone.parts.evaluate(everyone.params, evaluation.run_key(0)).episodes.mean_return()
     assert judged.tolist() == pytest.approx([row["return"] for row in members])
+    evaluator = dataclasses.replace(everyone.parts.evaluator, max_steps=2)
+    assert len(evaluator.film(everyone.params, evaluation.run_key(0))) == 3
 
 
 class Slow(ppo.PPO):
