@@ -132,10 +132,12 @@ class Evaluator:
         """Agent steps after which an episode is cut."""
         return self.max_steps or self.environment.spec.max_episode_steps or DEFAULT_MAX_STEPS
 
-    def member(self, index: int) -> "Evaluator":
-        """Returns the evaluator of one member of the population, as it would be alone."""
-        agent = population_lib.member(self.agent, self.population_values, index)
-        return dataclasses.replace(self, agent=agent, population=1, population_values={})
+    def member(self, params: types.PyTree, index: int) -> tuple["Evaluator", types.PyTree]:
+        """Returns the evaluator and the parameters of one member of the population."""
+        params, values = population_lib.split(params, self.population_values)
+        agent = population_lib.member(self.agent, values, index)
+        alone = dataclasses.replace(self, agent=agent, population=1, population_values={})
+        return alone, jax.tree.map(lambda x: x[index], params)
 
     def run(
         self,
@@ -194,7 +196,8 @@ class Evaluator:
           errors.UserError: the environment cannot be rendered.
         """
         if self.population > 1:
-            return self.member(0).film(jax.tree.map(lambda x: x[0], params), key)
+            alone, params = self.member(params, 0)
+            return alone.film(params, key)
         environment = video.drawable(self.environment)
         if environment_lib.is_host(environment):
             play = functools.partial(self._film_on_host, environment, params, key)
@@ -260,6 +263,7 @@ class Evaluator:
 
         def run(params, key, env_id):
             values = population_lib.arrays(self.population_values)
+            params, values = population_lib.split(params, values)
             return jax.vmap(member, in_axes=(0, 0, None, None))(params, values, key, env_id)
 
         return jax.jit(run)

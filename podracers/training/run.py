@@ -97,6 +97,7 @@ class Run:
         # Seeds of the members of a population; empty without one.
         seeds = range(experiment.seed, experiment.seed + runner.population)
         self._seeds = list(seeds) if runner.population > 1 else []
+        self._pbt_period: int | None = getattr(runner, "pbt_period", None)
         self._update = 0
         if (period := experiment.evaluation_period) is None:
             periods = parts.num_updates / experiment.log_period
@@ -263,9 +264,10 @@ class Run:
             return
         resumed = self.steps if self._resume else None
         agent = type(self._parts.agent).__name__
+        options = {} if self._pbt_period else self._runner.population_values
         members = {
             row["seed"]: {f"{agent}.{name}": x for name, x in row["values"].items()}
-            for row in population.rows(self._runner.population_values, self._seeds, {})
+            for row in population.rows(options, self._seeds, {})
         }
         self._loggers.append(loggers.TensorBoardLogger(self._directory.path, resumed, members))
         self._loggers.append(loggers.JsonlLogger(self._directory.metrics, resumed))
@@ -285,7 +287,8 @@ class Run:
         TensorBoard (with its profile plugin) and Perfetto read the trace of `profile_update`.
         """
         options = self._experiment
-        periods = (options.log_period, self._evaluation_period, options.checkpoint_period)
+        periods = options.log_period, self._evaluation_period, options.checkpoint_period
+        periods = *periods, self._pbt_period  # each exploit step has a log line
         distances = [period - self._update % period for period in periods if period]
         end = min(self._update + min(distances), self._parts.num_updates)
         profiler, profiled = contextlib.nullcontext(), options.profile_update
@@ -408,7 +411,7 @@ class Run:
         member = ""
         if self._seeds:
             index = int(np.argmin(first[name]))
-            options = population.described(self._runner.population_values, index)
+            options = population.described(self._options(), index)
             member = f" of seed {self._seeds[index]}{options}"
         saved = self._checkpointer.latest_step()
         newest = "none" if saved is None else f"step {saved:,}"
@@ -460,6 +463,10 @@ class Run:
         if fault := parallel.unequal_replicas(self._state):
             name = type(self._parts.agent).__name__
             raise errors.RunFailure(f"{name}: after update {update}, {fault}")
+
+    def _options(self) -> population.Values:
+        """Returns the numbers by option in which members differ now."""
+        return population.current(self._runner.population_values, self._state)
 
     def _save_finally(self, score: float | None) -> None:
         """Saves, and returns once the checkpoint is there."""
@@ -539,7 +546,7 @@ class Run:
             **self._experiment.precision.describe(),
             **self._provenance,
         }
-        if options := self._runner.population_values:
+        if options := self._options():
             summary["members"] = population.rows(options, self._seeds, returns)
         storage.write(self._directory.summary, json.dumps(summary, indent=2) + "\n")
         for logger in self._loggers:

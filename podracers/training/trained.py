@@ -36,19 +36,14 @@ def load(
     """
     policy = load_all(path, best, step)
     parts, size = policy.parts, policy.parts.runner.population
-    if size == 1 and member is None:
+    if size == 1 and member in (None, 0):
         return policy
     if member is None or not 0 <= member < size:
         raise errors.UserError(f"member: expected one of '{path}', 0 to {size - 1}, got {member}")
-    greedy = parts.greedy_evaluator
-    return policy._replace(
-        params=jax.tree.map(lambda x: x[member], policy.params) if size > 1 else policy.params,
-        parts=parts._replace(
-            agent=population.member(parts.agent, parts.runner.population_values, member),
-            evaluator=parts.evaluator.member(member),
-            greedy_evaluator=greedy and greedy.member(member),
-        ),
-    )
+    evaluator, params = parts.evaluator.member(policy.params, member)
+    greedy = parts.greedy_evaluator and parts.greedy_evaluator.member(policy.params, member)[0]
+    parts = parts._replace(agent=evaluator.agent, evaluator=evaluator, greedy_evaluator=greedy)
+    return policy._replace(params=params, parts=parts)
 
 
 def load_all(
@@ -103,8 +98,9 @@ def _template(parts: experiment.Parts) -> types.PyTree:
     key = jax.random.key(0)
     if (size := parts.runner.population) > 1:
         init, key = jax.vmap(init), jax.random.split(key, size)
+    shapes = jax.eval_shape(init, key)
+    if getattr(parts.runner, "pbt_period", None) is not None:
+        options = population.arrays(parts.runner.population_values)
+        shapes = population.Acting(shapes, jax.eval_shape(lambda: options))
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
-        jax.eval_shape(init, key),
-    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)

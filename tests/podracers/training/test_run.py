@@ -274,6 +274,64 @@ def test_a_stopped_population_resumes_as_if_nothing_had_happened(
     assert summary["random_policy_return"] == population[1]["random_policy_return"]
 
 
+EVOLVING = (
+    *("TOTAL_STEPS = 98_304", "NUM_ENVS = 16", "ROLLOUT_LENGTH = 64", "PPO.anneal_steps = None"),
+    *("Anakin.num_devices = 1", "Anakin.population = 4", "Anakin.pbt_period = 8"),
+    "Anakin.population_values = {'learning_rate': (1e-6, 1e-6, 1e-6, 1e-3)}",
+    "Anakin.pbt_ranges = {'PPO.learning_rate': (1e-6, 3e-3)}",
+    *("Experiment.log_period = 12", "Experiment.evaluation_period = 0"),
+    *("Experiment.checkpoint_period = 12", "Experiment.keep_latest = 9"),
+    "Experiment.evaluation_episodes = 32",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.exact
+def test_an_evolving_population_learns_and_resumes_and_its_lineage_is_logged(tmp_path):
+    """Three of four learning rates are hopeless."""
+    settings = experiment.load(["gin/experiments/cartpole_ppo.gin"], EVOLVING)
+    parts, paths = settings.build(), (tmp_path / "whole", tmp_path / "resumed")
+    summary = run.train(settings, paths[0])
+    members = summary["members"]
+    assert sorted(row["return"] for row in members)[1] > 300, members  # of 500
+    rows, names = processes.log(paths[0]), [f"seed_{seed}" for seed in range(4)]
+    assert documented.undocumented({name for row in rows for name in row}) == set()
+    assert [row["step"] // 1024 for row in rows][:4] == [8, 12, 16, 24]
+    steps = [row["step"] // 1024 for row in rows if row["pbt/source/seed_0"] is not None]
+    assert steps and not any(step % 8 for step in steps)
+    final = {
+        f"pbt/learning_rate/seed_{row['seed']}": row["values"]["learning_rate"] for row in members
+    }
+    copies = 0
+    for row, following in zip(rows, [*rows[1:], final]):
+        rates, changed = (
+            [x[f"pbt/learning_rate/{name}"] for name in names] for x in (row, following)
+        )
+        sources = [row[f"pbt/source/{name}"] for name in names]
+        for index, source in enumerate(sources):
+            is_copy = source not in (None, index)
+            copies += is_copy
+            assert (rates[index] == pytest.approx(changed[index], rel=1e-5)) == (not is_copy)
+    assert copies >= 4
+    # It resumes from the middle of a period.
+    shutil.copytree(*paths)
+    for folder in (paths[1] / "checkpoints").iterdir():
+        if int(folder.name) > 36 * 1024:
+            shutil.rmtree(folder)
+    resumed, _ = _run(settings, _directory(paths[1]), parts=parts, resume=True)
+    processes.assert_same_end(*paths)
+    assert resumed["members"] == members
+    policy = trained.load(paths[0], member=2)
+    assert policy.parts.agent.learning_rate == members[2]["values"]["learning_rate"]
+    played = policy.parts.evaluate(policy.params, evaluation.run_key(0)).episodes.mean_return()
+    assert played == pytest.approx(members[2]["return"])
+    everyone = trained.load_all(paths[0])
+    judged = everyone.parts.evaluate(everyone.params, evaluation.run_key(0)).episodes.mean_return()
+    assert judged.tolist() == pytest.approx([row["return"] for row in members])
+    evaluator = dataclasses.replace(everyone.parts.evaluator, max_steps=2)
+    assert len(evaluator.film(everyone.params, evaluation.run_key(0))) == 3
+
+
 class Slow(ppo.PPO):
     """Its updates take 50 ms; the fifth one sends SIGTERM."""
 
