@@ -4,12 +4,13 @@ import contextlib
 import datetime
 import importlib.util
 import math
+import os
 import pathlib
 import socket
 import time
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import optuna
@@ -91,20 +92,33 @@ class Worker:
 
     def __init__(self, study: optuna.Study, space: space_lib.Space, folder: pathlib.Path):
         self._study, self._space, self._folder = study, space, folder / "workers"
-        self._name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        self._name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        interval = getattr(study._storage, "get_heartbeat_interval", lambda: 0)()
+        self._patience = 3.0 * interval  # seconds; two without a sign of life, and a spare one
         (self._folder / self._name).mkdir(parents=True)
         self.lock = run_directory.Lock(self._folder / self._name)
         self.lock.acquire()
 
-    def num_left(self, count: int) -> int:
-        """Returns how many of `count` trials no worker has, with those of workers that died."""
-        self._recover()
-        taken = {
-            trial.system_attrs.get("failed_trial", trial.number)
-            for trial in self._study.get_trials(deepcopy=False)
-            if trial.state in (_STATE.COMPLETE, _STATE.PRUNED, _STATE.RUNNING) or failure(trial)
-        }
-        return max(count - len(taken), 0)
+    def num_left(self, count: int, stop: Callable[[], bool]) -> int:
+        """Returns how many of `count` trials no worker has, with those of workers that died.
+
+        Before it returns 0 it waits for as long as a worker may be dead without being known to be,
+        if one has a trial; `stop` ends the waiting.
+        """
+        start = time.monotonic()
+        while True:
+            self._recover()
+            trials = self._study.get_trials(deepcopy=False)
+            taken = {
+                trial.system_attrs.get("failed_trial", trial.number)
+                for trial in trials
+                if trial.state not in (_STATE.WAITING, _STATE.FAIL) or failure(trial)
+            }
+            running = any(trial.state == _STATE.RUNNING for trial in trials)
+            is_over = stop() or time.monotonic() - start > self._patience
+            if (left := count - len(taken)) > 0 or not running or is_over:
+                return max(left, 0)
+            time.sleep(0.2)
 
     @contextlib.contextmanager
     def take(self, count: int) -> Iterator[list[optuna.Trial]]:

@@ -164,7 +164,7 @@ class _Reporter(loggers.Logger):
         self.is_over = self.is_pruned = False
 
     def __bool__(self) -> bool:
-        return self.is_over or self.is_pruned or bool(self._trainer.stop)
+        return bool(self.is_over or self.is_pruned or self._trainer.stop)  # NumPy has its own
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._rows.append(values)

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         study = _open(options, trainer, space, sampler)
         worker = studies.Worker(study, space, options.study)
         try:
-            while not stop and (count := worker.num_left(num_trials)):
+            while not stop and (count := worker.num_left(num_trials, stop.__bool__)):
                 _take(worker, trainer, min(count, options.batch))
         finally:
             worker.lock.release()
