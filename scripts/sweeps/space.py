@@ -2,7 +2,7 @@
 
 A line is `NAME = {KIND = VALUES}`, such as `PPO.learning_rate = {log = [1e-5, 1e-2]}`. `log` and
 `linear` are ranges of floats, `int` of ints, and `choice` lists values: numbers, booleans, strings
-(`"@cnn.CNN"` and `"%MACRO"` are references of gin) and arrays, which are tuples in gin.
+(`"None"`, `"@cnn.CNN"` and `"%MACRO"` are those of gin) and arrays, which are tuples in gin.
 """
 
 import ast
@@ -73,7 +73,7 @@ def _distribution(name: str, entry: Any) -> Distribution:
 
 def _choice(value: Any) -> Any:
     """Returns a number, or else the text of a value in gin: databases store no other types."""
-    if isinstance(value, bool | int | float) or str(value)[:1] in ("@", "%"):
+    if isinstance(value, bool | int | float) or value == "None" or str(value)[:1] in ("@", "%"):
         return value
     return repr(tuple(value) if isinstance(value, list) else value)
 

@@ -122,6 +122,7 @@ MISTAKES = [
     *((f"{_SWEEP} {{folder}}/{name}.toml", phrase) for name, _, phrase in SPACES),
     (f"{_SWEEP} {{folder}}/good.toml --objective evaluation/retrun", "'evaluation/return'"),
     (f"{_SWEEP} {{folder}}/good.toml --sampler grid", "PPO.gamma"),
+    (f"{_SWEEP} {{folder}}/good.toml --sampler gp", "pip install torch"),
     (f"{_SWEEP} {{folder}}/good.toml --sampler tpee", "'tpee'"),
     (f"{_SWEEP} {{folder}}/good.toml --batch 2 --runner sebulba", "expected the runner Anakin"),
     (f"{_SWEEP} {{folder}}/epochs.toml --batch 2", "no option 'PPO.epochs' that is a float"),

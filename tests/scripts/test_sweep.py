@@ -188,3 +188,20 @@ def test_four_workers_on_postgresql_of_which_one_is_killed(tmp_path, study, data
     assert len({trial.user_attrs["worker"] for trial in trials}) == 4
     assert len(trials) - 1 in (8, 9)  # two workers may take the last one
     assert (tmp_path / "study" / "best.gin").exists()
+
+
+@pytest.mark.parametrize("name", ["tpe", "cmaes", "random", "grid"])
+def test_samplers_draw_values_of_gin(tmp_path, tools, name):
+    modules = tools("sweeps.space", "sweeps.studies")
+    (tmp_path / "space.toml").write_text(
+        'PPO.epochs = {int = [1, 2]}\nPPO.network = {choice = ["@a.b", "None", [1, "x"], true]}'
+    )
+    space = modules.space.read(tmp_path / "space.toml")
+    study = optuna.create_study(sampler=modules.studies.sampler(name, space, 0))
+    for _ in range(8):
+        study.tell(study.ask(dict(space)), 0.0)
+    texts = {line for trial in study.trials for line in modules.space.bindings(trial.params)}
+    values = ("@a.b", "None", "(1, 'x')", "True")
+    expected = {f"PPO.epochs = {n}" for n in (1, 2)} | {f"PPO.network = {x}" for x in values}
+    assert texts <= expected
+    assert texts == expected or name != "grid"
