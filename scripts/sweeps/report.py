@@ -9,6 +9,7 @@ import numpy as np
 import optuna
 import optuna.visualization.matplotlib as pictures
 
+from podracers import errors
 from podracers.checkpoints import storage
 from podracers.commands import command_line
 from podracers.scripts.results import plotting
@@ -19,7 +20,11 @@ _ROWS = 10  # of the table
 
 
 def write(study: optuna.Study, trainer: trials.Trainer) -> list[str]:
-    """Writes `best.gin` and pictures into the study's folder; returns lines for the terminal."""
+    """Writes `best.gin` and pictures into the study's folder; returns lines for the terminal.
+
+    Raises:
+      errors.RunFailure: all trials have failed.
+    """
     ended = study.get_trials(deepcopy=False)
     complete = [trial for trial in ended if trial.state == optuna.trial.TrialState.COMPLETE]
     reasons = [studies.failure(trial) for trial in ended if studies.failure(trial)]
@@ -28,6 +33,8 @@ def write(study: optuna.Study, trainer: trials.Trainer) -> list[str]:
     ]
     lines = [", ".join(text for text in counts if not text.startswith("0 "))]
     lines += [f"{len(reasons)} refused or failed, the last: {reasons[-1]}"] if reasons else []
+    if len(reasons) == len(ended) > 0:
+        raise errors.RunFailure(f"all trials have failed, the last: {reasons[-1]}")
     if not complete:
         return lines
     lines.append(_table(study, complete))

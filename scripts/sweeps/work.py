@@ -22,6 +22,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises:
       errors.UserError: a mistake, found before the first trial.
+      errors.RunFailure: all trials have failed.
     """
     command_line.use_compilation_cache()
     objective = trials.SPEED if options.objective == "speed" else options.objective

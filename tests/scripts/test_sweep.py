@@ -190,6 +190,13 @@ def test_four_workers_on_postgresql_of_which_one_is_killed(tmp_path, study, data
     assert (tmp_path / "study" / "best.gin").exists()
 
 
+def test_a_study_of_failures_fails(tmp_path, study, run):
+    (tmp_path / "space.toml").write_text("PPO.num_minibatches = {choice = [7, 9]}")
+    result = run("sweep", *study, "--sampler", "grid")
+    assert result.returncode == 1
+    assert result.stderr.startswith("failed: all trials have failed, the last: num_minibatches = ")
+
+
 @pytest.mark.parametrize("name", ["tpe", "cmaes", "random", "grid"])
 def test_samplers_draw_values_of_gin(tmp_path, tools, name):
     modules = tools("sweeps.space", "sweeps.studies")
