@@ -20,7 +20,7 @@ EXTRAS := $(shell \
   elif ls /dev/accel[0-9]* >/dev/null 2>&1 || { ls /dev/vfio/[0-9]* >/dev/null 2>&1 \
     && grep -qx 0x1ae0 /sys/bus/pci/devices/*/vendor 2>/dev/null; }; then echo tpu; fi)
 endif
-KNOWN_EXTRAS := cuda12 cuda13 tpu gcs wandb gymnax brax craftax xminigrid jaxmarl pgx playground export onnx hub notebooks docs test
+KNOWN_EXTRAS := cuda12 cuda13 tpu gcs wandb gymnax brax craftax xminigrid jaxmarl pgx playground export onnx hub sweep notebooks docs test
 COMMA := ,
 # pip only warns, and JAX would find only the CPU.
 ifneq ($(filter-out $(KNOWN_EXTRAS),$(subst $(COMMA), ,$(EXTRAS))),)
@@ -31,7 +31,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed$(addprefix -,$(EXTRAS))
 SOURCES := podracers agents environments scripts tests
-LOCKED_EXTRAS := test docs notebooks gymnax brax craftax xminigrid pgx jaxmarl playground export onnx hub
+LOCKED_EXTRAS := test docs notebooks gymnax brax craftax xminigrid pgx jaxmarl playground export onnx hub sweep
 
 EXPERIMENT ?= snake_ppo
 # Without RUNNER the environment chooses the runner; without RUN_DIR the script names the directory.

@@ -8,7 +8,7 @@ import math
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -66,7 +66,8 @@ class Run:
 
     The run directory exists, and `stop` is true once the run is to end early. With `resume` it
     continues from the newest valid checkpoint; a new run begins with `initial`, which is loaded
-    here if it is None. `print_line` is called with each line, and `progress` is for a terminal.
+    here if it is None. `print_line` is called with each line, `progress` is for a terminal, and
+    `extra_loggers` receive what the others do.
     """
 
     def __init__(
@@ -80,11 +81,12 @@ class Run:
         initial: initial_run.InitialRun | None = None,
         print_line: Callable[[str], None] = print,
         progress: bool = True,
+        extra_loggers: Sequence[loggers.Logger] = (),
     ):
         self._clock = clock.Clock()
         self._experiment, self._parts, self._directory = experiment, parts, directory
         self._print_line = print_line if processes.is_lead() else lambda line: None
-        self._progress = progress
+        self._progress, self._extra_loggers = progress, extra_loggers
         self._stop = stop
         self._stopping = False  # agreed on by all processes
         self._is_over = False  # `Experiment.on_log` has ended the run
@@ -276,6 +278,7 @@ class Run:
         if self._progress:
             total = self._parts.num_updates * self._runner.steps_per_update
             self._loggers.append(loggers.TerminalLogger(total))
+        self._loggers += self._extra_loggers
         for logger in self._loggers:
             self._exits.push(_closing(logger.close))
         self._write_configuration()

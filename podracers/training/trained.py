@@ -1,7 +1,7 @@
 """Trained parameters, loaded from a run directory."""
 
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -42,7 +42,8 @@ def load(
         raise errors.UserError(f"member: expected one of '{path}', 0 to {size - 1}, got {member}")
     evaluator, params = parts.evaluator.member(policy.params, member)
     greedy = parts.greedy_evaluator and parts.greedy_evaluator.member(policy.params, member)[0]
-    parts = parts._replace(agent=evaluator.agent, evaluator=evaluator, greedy_evaluator=greedy)
+    agent: Any = evaluator.agent  # it learns, too
+    parts = parts._replace(agent=agent, evaluator=evaluator, greedy_evaluator=greedy)
     return policy._replace(params=params, parts=parts)
 
 

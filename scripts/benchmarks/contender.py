@@ -14,25 +14,19 @@ from typing import Any
 from podracers import errors
 
 _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with a JAX backend may hang
-_POLL_PERIOD = 0.25  # seconds between two calls of `watch`
 
 
 class Contender:
     """Calls `make(*arguments)` in a child process at the first request; idle between requests.
 
     `make` is a function of a module, whose result takes a measurement when called. The arguments
-    are pickled. The process's output goes to the file `log`, or else to the output of this process.
+    are pickled.
     """
 
-    def __init__(
-        self,
-        make: Callable[..., Callable[[], float]],
-        *arguments: Any,
-        log: pathlib.Path | None = None,
-    ):
+    def __init__(self, make: Callable[..., Callable[[], float]], *arguments: Any):
         self._here, there = _SPAWN.Pipe()
         # Not a daemon: it may start processes.
-        self._process = _SPAWN.Process(target=_serve, args=(there, log, make, arguments))
+        self._process = _SPAWN.Process(target=_serve, args=(there, make, arguments))
         # The child inherits the mask: Ctrl-C reaches the parent alone, which ends the child.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -48,19 +42,14 @@ class Contender:
         """Takes a measurement."""
         return self.ask("__call__")
 
-    def ask(self, name: str, watch: Callable[[], None] | None = None) -> Any:
+    def ask(self, name: str) -> Any:
         """Returns an attribute of the object in the process, or the result of a method.
-
-        `watch` is called several times a second; an exception that it raises ends the waiting.
 
         Raises:
           errors.UserError, errors.RunFailure: the error of the process, in one line.
         """
         try:
             self._here.send(name)
-            while not self._here.poll(_POLL_PERIOD if watch else None):
-                if watch:
-                    watch()
             answer = self._here.recv()
         except (EOFError, OSError) as error:
             self._process.join(1.0)
@@ -110,13 +99,9 @@ def together(
         yield contenders
 
 
-def _serve(parent: Any, log: pathlib.Path | None, make: Callable[..., Any], arguments: Any) -> None:
+def _serve(parent: Any, make: Callable[..., Any], arguments: Any) -> None:
     os.setsid()  # the processes that it starts end with it
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if log:
-        with log.open("ab") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
     instance = None
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
         while name := parent.recv():

@@ -19,8 +19,23 @@ _EXPORT = "export --run_dir {run} --out {folder}/policy"
 _PLOT = "plot --out {folder}/x.png --run_dir"
 _RESUME = "train --run_dir {run} --resume"
 _REPRODUCE = "reproduce --results {ledger} --out {folder}/new"
-_TUNE = "tune --gin_file {config} --out {folder}/tuned.gin"
+_SWEEP = "sweep {config} --study {folder}/study --space"
 
+# Spaces by the name of their file, and the message on each.
+SPACES = [
+    ("option", "PPO.gama = {linear = [0.9, 0.99]}", "option.toml: PPO.gama: "),
+    ("near", "PPO.gama = {linear = [0.9, 0.99]}", "did you mean 'gamma'"),
+    ("part", "PP0.gamma = {linear = [0.9, 0.99]}", "'PPO'"),
+    ("macro", "NUM_ENV = {choice = [8, 16]}", "'NUM_ENVS'"),
+    ("refused", "PPO.gamma = {linear = [0.9, 1.5]}", "refused.toml: PPO.gamma: "),
+    ("kind", "PPO.gamma = {liner = [0.9, 0.99]}", "'linear'"),
+    ("range", "PPO.gamma = {linear = [0.99, 0.9]}", "expected linear = [LOW, HIGH]"),
+    ("sign", "PPO.gamma = {log = [0, 1]}", "two positive numbers"),
+    ("whole", "PPO.epochs = {int = [1, 2.5]}", "two whole numbers"),
+    ("empty", "PPO.epochs = {choice = []}", "expected choice = [VALUE, ...]"),
+    ("bare", "PPO.epochs = 3", "PPO: expected {{KIND = [...]}}, one of log"),
+    ("nothing", "", "expected a line such as"),
+]
 MISTAKES = [
     ("accelerator party", "'parity'"),
     ("benchmark sebulbas", "'sebulba_impala'"),
@@ -109,13 +124,18 @@ MISTAKES = [
     (f"{_RESUME} --gin_file gin/agents/dqn.gin", "keeps its agent, PPO: got DQN"),
     (f"{_RESUME} --runner sebulba", "keeps its runner, Anakin: got Sebulba"),
     ("train --gin_file {config} --distributed", "--coordinator HOST:PORT"),
-    (f"{_TUNE} --parameters num_env", "'num_envs'"),
-    (f"{_TUNE} --parameters batches_per_actor", "Anakin has no 'batches_per_actor'"),
-    (f"{_TUNE} --parameters num_envs=8,0", "'8,0'"),
-    (f"{_TUNE} --minutes 0", "--minutes"),
-    ("tune --gin_file {config} --out missing/tuned.gin", "--out"),
-    ("tune --gin_file {config} --out {config}/tuned.gin", "--out"),
-    (f"{_TUNE} --gin_bindings 'PPO.gama = 1'", "'gamma'"),
+    (f"{_SWEEP} {{folder}}/none.toml", "cannot read '{folder}/none.toml'"),
+    (f"{_SWEEP} {{config}}", "tiny.gin: "),
+    *((f"{_SWEEP} {{folder}}/{name}.toml", phrase) for name, _, phrase in SPACES),
+    (f"{_SWEEP} {{folder}}/good.toml --objective evaluation/retrun", "'evaluation/return'"),
+    (f"{_SWEEP} {{folder}}/good.toml --sampler grid", "PPO.gamma"),
+    (f"{_SWEEP} {{folder}}/good.toml --sampler gp", "pip install torch"),
+    (f"{_SWEEP} {{folder}}/good.toml --sampler tpee", "'tpee'"),
+    (f"{_SWEEP} {{folder}}/good.toml --batch 2 --runner sebulba", "expected the runner Anakin"),
+    (f"{_SWEEP} {{folder}}/epochs.toml --batch 2", "no option 'PPO.epochs' that is a float"),
+    (f"{_SWEEP} {{folder}}/good.toml --storage nonsense://x", "--storage: cannot open"),
+    (f"{_SWEEP} {{folder}}/good.toml --gin_bindings 'PPO.gama = 1'", "'gamma'"),
+    (f"{_SWEEP} {{folder}}/good.toml --trials 0", "--trials"),
 ]
 
 
@@ -136,6 +156,9 @@ def places(tmp_path_factory, reference):
     shutil.copy(trained / "config.gin", places["begun"])
     (places["bare"] / "config.gin").write_text("SEED = 3\n")
     (places["binary"] / "config.gin").write_bytes(b"\x7fELF\xff\xfe\x00\x01" * 9)
+    good = {"good": "PPO.gamma = {linear = [0.9, 0.99]}", "epochs": "PPO.epochs = {int = [1, 2]}"}
+    for name, text in [*good.items(), *(space[:2] for space in SPACES)]:
+        (folder / f"{name}.toml").write_text(text)
     row = {"runner": "Anakin", "agent": "PPO", "environment": "a"}
     rows = (
         {"experiment": str(config), "suite": "three"},

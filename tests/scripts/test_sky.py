@@ -1,4 +1,4 @@
-"""Tests of `scripts/sky/train.yaml`: bash runs its commands, as on SkyPilot's machines."""
+"""Tests of the files in `scripts/sky`: bash runs their commands, as on SkyPilot's machines."""
 
 import os
 import pathlib
@@ -13,8 +13,8 @@ import yaml
 
 from tests import groups, processes
 
-FILE = processes.ROOT / "scripts" / "sky" / "train.yaml"
-TASK = yaml.safe_load(FILE.read_text())
+FILE, SWEEP_FILE = (processes.ROOT / "scripts" / "sky" / f"{x}.yaml" for x in ("train", "sweep"))
+TASK, SWEEP = (yaml.safe_load(file.read_text()) for file in (FILE, SWEEP_FILE))
 (UNFINISHED,) = TASK["resources"]["job_recovery"]["recover_on_exit_codes"]
 # Loads the file, with the accelerators of the command line, without a cloud.
 LOAD = f"""
@@ -28,19 +28,21 @@ for accelerators in (None, "tpu-v6e-8", "H100:8"):
     (resources,) = loaded.resources
     (storage,) = loaded.storage_mounts.values()
     print(storage.name, storage.mode.value, resources.use_spot, resources.accelerator_args)
+task = yaml.safe_load(open({str(SWEEP_FILE)!r}))
+print("mine", sky.Task.from_yaml_config(task, env_overrides=[("STORAGE", "x")]).num_nodes)
 """
 
 
-def _start(folder, command, rank=0, num_nodes=1, **variables):
+def _start(folder, command, rank=0, num_nodes=1, task=TASK, **variables):
     """Starts a command of the file on a node, in a folder that stands for the synced one."""
     node = {
         "SKYPILOT_NUM_NODES": num_nodes,
         "SKYPILOT_NODE_RANK": rank,
         "SKYPILOT_NODE_IPS": "\n".join(["127.0.0.1"] * num_nodes),
     }
-    variables = {**TASK["envs"], "BUCKET": "mine", **node, **variables}
+    variables = {**task["envs"], "BUCKET": "mine", **node, **variables}
     return processes.spawn(
-        ("bash", "--norc", "-i", "-c", TASK[command]),
+        ("bash", "--norc", "-i", "-c", task[command]),
         {name: str(value) for name, value in variables.items()},
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -92,7 +94,7 @@ def test_skypilot_accepts_the_file():
     rows = [line for line in loaded.stdout.splitlines() if line.startswith("mine ")]
     start = "mine MOUNT_CACHED True"
     tpu = "{'runtime_version': 'v2-alpha-tpuv6e'}"
-    assert rows == [f"{start} None", f"{start} {tpu}", f"{start} None"]
+    assert rows == [f"{start} None", f"{start} {tpu}", f"{start} None", "mine 1"]
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +151,32 @@ def test_a_run_continues_after_a_preemption(machine, tmp_path):
     assert "resuming from step" in ended[0].stdout
     processes.assert_same_end(run_dir, alone)
     assert not (tmp_path / "unused").exists() and not (run_dir / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_machines_join_a_study_and_leave_it_at_a_preemption(machine, tmp_path):
+    assert TASK["setup"].startswith(SWEEP["setup"])  # so the machine is set up for it
+    (tmp_path / "space.toml").write_text("PPO.gamma = {linear = [0.9, 0.99]}")
+    common = {
+        "EXPERIMENT": processes.config_file(tmp_path),
+        "SPACE": tmp_path / "space.toml",
+        "STORAGE": f"sqlite:///{tmp_path}/studies",
+        "OPTIONS": "--trials 3 --sampler random",
+        "BINDINGS": "SEED = 4",
+        "PYTHONPATH": "",
+    }
+
+    def start(rank):
+        folder = tmp_path / f"disk-{rank}" / "study"
+        return _start(machine, "run", rank, 2, task=SWEEP, **common, STUDY=folder)
+
+    nodes = [start(rank) for rank in range(2)]
+    processes.wait_for(lambda: any(tmp_path.glob("disk-0/study/trial-*/metrics.jsonl")))
+    os.killpg(nodes[0].pid, signal.SIGTERM)
+    ended = groups.finish(nodes)
+    codes = [node.returncode for node in ended]
+    assert codes == [*SWEEP["resources"]["job_recovery"]["recover_on_exit_codes"], 0], ended[
+        0
+    ].stderr
+    (again,) = groups.finish([start(0)])
+    assert (again.returncode, "3 complete" in again.stdout) == (0, True), again.stderr

@@ -183,3 +183,17 @@ def test_a_job_that_fails_or_is_cancelled_does_not_return(slurm, submit, state, 
         return (cancelled / "checkpoints" / str(last)).exists()
 
     processes.wait_for(is_saved)
+
+
+def test_the_tasks_of_an_array_join_a_study(slurm, state, tmp_path):
+    (tmp_path / "space.toml").write_text("PPO.gamma = {linear = [0.9, 0.99]}")
+    words = (processes.config_file(tmp_path), "--space", tmp_path / "space.toml", "--trials", 4)
+    script = processes.ROOT / "scripts" / "sweep.py"
+    command = [sys.executable, script, *words, "--study", tmp_path / "study"]
+    batch = ("sbatch", "--parsable", "--array=0-1", f"--output={tmp_path}/%a.out", "--wrap")
+    (job,) = slurm(*batch, " ".join(map(str, command)))
+    tasks = [f"{job}_{index}" for index in range(2)]
+    processes.wait_for(lambda: all(state(task) == "COMPLETED" for task in tasks))
+    outputs = [(tmp_path / f"{index}.out").read_text() for index in range(2)]
+    assert any("4 complete" in output or "5 complete" in output for output in outputs)
+    assert all("\ntrial " in f"\n{output}" for output in outputs)  # both have worked
