@@ -20,7 +20,7 @@ EXTRAS := $(shell \
   elif ls /dev/accel[0-9]* >/dev/null 2>&1 || { ls /dev/vfio/[0-9]* >/dev/null 2>&1 \
     && grep -qx 0x1ae0 /sys/bus/pci/devices/*/vendor 2>/dev/null; }; then echo tpu; fi)
 endif
-KNOWN_EXTRAS := cuda12 cuda13 tpu gcs wandb gymnax brax craftax xminigrid jaxmarl pgx playground export sweep notebooks docs test
+KNOWN_EXTRAS := cuda12 cuda13 tpu gcs wandb gymnax brax craftax xminigrid jaxmarl pgx playground export onnx hub sweep notebooks docs test
 COMMA := ,
 # pip only warns, and JAX would find only the CPU.
 ifneq ($(filter-out $(KNOWN_EXTRAS),$(subst $(COMMA), ,$(EXTRAS))),)
@@ -31,7 +31,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed$(addprefix -,$(EXTRAS))
 SOURCES := podracers agents environments scripts tests
-LOCKED_EXTRAS := test docs notebooks gymnax brax craftax xminigrid pgx jaxmarl playground export sweep
+LOCKED_EXTRAS := test docs notebooks gymnax brax craftax xminigrid pgx jaxmarl playground export onnx hub sweep
 
 EXPERIMENT ?= snake_ppo
 # Without RUNNER the environment chooses the runner; without RUN_DIR the script names the directory.
@@ -41,10 +41,12 @@ PYTEST := $(BIN)/python -m pytest
 IN_PARALLEL := -n $(WORKERS) --dist loadfile
 SPHINX := $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going
 
+SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install train test test-slow test-all test-learning check lint types format \
-  benchmark accelerator docs linkcheck dist lock clean
+  benchmark accelerator docs linkcheck dist lock slurm clean
 
 # Measured on two cores: the first on an Intel at 2.5 GHz (an AMD EPYC takes 4:40), the second, with a
 # cold cache, on an AMD EPYC, where the Intel takes 1.5 times the CPU. Tests compare the README with this.
@@ -65,7 +67,7 @@ help:
 	@echo "make test-learning  agents until they have learnt"
 	@echo "make accelerator    measure this machine's device, in ten minutes: runs/accelerator.md"
 	@echo "make docs           the site: .cache/docs/html/index.html"
-	@echo "make lint | types | format | benchmark | linkcheck | dist | lock | clean"
+	@echo "make lint | types | format | benchmark | linkcheck | dist | lock | slurm | clean"
 	@echo "Times are of two cores."
 
 install: $(STAMP)
@@ -157,6 +159,11 @@ lock:
 	  > requirements.txt
 	uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-header --no-annotate \
 	  $(addprefix --extra ,$(LOCKED_EXTRAS)) setup.cfg >> requirements.txt
+
+# For the tests of Slurm, which root runs and others skip.
+slurm:
+	command -v slurmctld >/dev/null || { $(SUDO) apt-get update --quiet=2 && \
+	  $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes slurm-wlm munge; }
 
 # Keeps runs, which are results, and .venv, which takes minutes to create.
 clean:

@@ -6,8 +6,7 @@ self-play", 2018, https://doi.org/10.1126/science.aar6404, for one player, or tw
 
 The search needs the environment's state: `wrappers.Searchable` adds it to the observation, under a
 key that networks do not see, and the environment to the specification. Only JAX environments can be
-searched. If one draws random numbers in its steps, the search includes the future draws; use MuZero
-there.
+searched. If one draws random numbers in its steps, such as dice, each search draws its own.
 
 Axis legend: `T` time, `B` streams, `N` drawn sequences, `A` actions, `Z` atoms.
 """
@@ -80,22 +79,25 @@ class AlphaZero(planning.SearchAgent):
         return super().init_learner(key)._replace(normalizer=self.preprocess.init(observation))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
-        """Returns `()`."""
-        return ()
+        """Returns the number of moves of each stream's episode so far."""
+        return jnp.zeros(env_id.shape, jnp.int32)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Searches for each stream; in evaluation without any noise."""
         observation = environment.without_state(timestep.observation)
         seen = self.preprocess.apply(params.normalizer, timestep._replace(observation=observation))
-        prediction, actor_state = self.net.step(params.params, actor_state, seen)
+        prediction, _ = self.net.step(params.params, (), seen)
         root = planning.root(prediction, (), self._support)
-        state = timestep.observation[environment.STATE]
+        model = self.spec.model
+        assert model is not None
+        state = jax.vmap(model.redrawn)(timestep.observation[environment.STATE], key)
         node = _Node(state, timestep.last(), root.value, root.prior_logits)
         mask = encoders.action_mask(timestep.observation)
-        temperature = 0.0 if evaluation else params.exploration
+        moves = jnp.where(timestep.first(), 0, actor_state)
+        temperature = self.temperature_at(params, moves, evaluation)
         root = dataclasses.replace(root, embedding=node)
         plan = self._search.run(self._model(params), root, mask, temperature, key)
-        return plan.action, actor_state, planning.Extras(plan.policy, plan.value)
+        return plan.action, moves + 1, planning.Extras(plan.policy, plan.value)
 
     def _model(self, params):
         """Returns the environment as a model, for the search."""

@@ -81,19 +81,20 @@ class MuZero(planning.SearchAgent):
         return self.net.init(key)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
-        """Returns the cores of `B` streams: their latest frames if the network stacks frames."""
-        return self.net.representation.initial_core(env_id.shape[0])
+        """Returns the cores of `B` streams, with frames of a stack, and their moves so far."""
+        core = self.net.representation.initial_core(env_id.shape[0])
+        return core, jnp.zeros(env_id.shape, jnp.int32)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Searches for each stream; in evaluation without any noise."""
+        core, moves = actor_state
+        moves = jnp.where(timestep.first(), 0, moves)
         mask = encoders.action_mask(timestep.observation)
         timestep = self.preprocess.apply(params.normalizer, timestep)
-        latent, actor_state = self.net.representation.step(
-            params.params["representation"], actor_state, timestep
-        )
-        temperature = 0.0 if evaluation else params.exploration
+        latent, core = self.net.representation.step(params.params["representation"], core, timestep)
+        temperature = self.temperature_at(params, moves, evaluation)
         extras, action = self._plan(params.params, latent, mask, temperature, key)
-        return action, actor_state, extras
+        return action, (core, moves + 1), extras
 
     def _plan(self, params, latent, mask, temperature, key):
         """Returns the `planning.Extras` and actions of searches from latents `[B, F]`."""

@@ -109,9 +109,8 @@ class R2D2(inputs.NetworkAgent, replay.ReplayAgent):
         timestep = self.preprocess.apply(params.normalizer, timestep)
         timestep = self._step_inputs(actor_state, timestep)
         q_values, core = self.net.step(params.params, actor_state.core, timestep)
-        action = exploration.epsilon_greedy(
-            q_values, timestep.observation, actor_state.epsilon, key
-        )
+        epsilon = self.evaluation_epsilon if evaluation else actor_state.epsilon
+        action = exploration.epsilon_greedy(q_values, timestep.observation, epsilon, key)
         value = exploration.best_q_value(q_values, timestep.observation)
         value = categorical.signed_parabolic(value)
         extras = Extras(value, layers.take(q_values, action))

@@ -23,13 +23,6 @@ from dm_env import specs
 
 from podracers import environment, errors, types
 
-# gin names of own implementations of tasks of EnvPool and Gymnasium.
-JAX_TWINS = {
-    "CartPole-v1": "@cartpole.CartPole",
-    "Pendulum-v1": "@pendulum.Pendulum",
-    "Catch-v0": "@catch.Catch",
-}
-
 
 class KeyedState(NamedTuple):
     """State of one stream whose steps draw random numbers."""
@@ -91,9 +84,7 @@ class ActionCodec:
     def decode(self, action: Any, xp: python_types.ModuleType = np) -> Any:
         """Returns the inner action `[..., *inner]` for an action `[..., *spec.shape]`.
 
-        Args:
-          action: an array, batched or not.
-          xp: `numpy` or `jax.numpy`.
+        `xp` is `numpy` or `jax.numpy`.
         """
         action = xp.asarray(action)
         batch = action.shape[: action.ndim - len(self.spec.shape)]
@@ -104,6 +95,14 @@ class ActionCodec:
             # 64-bit bounds, rounded to 32 bits, may lie outside the interval.
             return xp.clip(action, self.minimum, self.maximum)
         return action + self.minimum
+
+
+def action_spec(space: Any) -> specs.BoundedArray:
+    """Converts an action space of gymnax or of JaxMARL."""
+    if hasattr(space, "n"):
+        return specs.DiscreteArray(int(space.n), name="action")
+    low, high = (np.full(space.shape, bound, np.float32) for bound in (space.low, space.high))
+    return specs.BoundedArray(space.shape, np.float32, low, high, name="action")
 
 
 def action_codec(

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from environments import adaptors
+from environments import adaptors, gymnax
 from podracers import environment, errors, types
 
 NAMES = (
@@ -34,8 +34,8 @@ NAMES = (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Craftax(adaptors.Adaptor):
-    """A Craftax environment under the contract.
+class Craftax(gymnax.Gymnax):
+    """A Craftax environment under the contract; it has gymnax's interface.
 
     Craftax's `done` joins death, the last boss and the time limit; here only `max_timesteps`
     truncates, and a death in the last step terminates. The vector of a symbolic observation is
@@ -49,6 +49,8 @@ class Craftax(adaptors.Adaptor):
       name: one of `NAMES`.
       options: parameters of the environment (`max_timesteps`, `day_length`, ...), by name.
     """
+
+    _TIME = "timestep"
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
@@ -67,27 +69,10 @@ class Craftax(adaptors.Adaptor):
             self.name, observation, action, params.max_timesteps, metrics=metrics
         )
 
-    def reset(self, key: jax.Array) -> tuple[adaptors.KeyedState, types.TimeStep]:
+    def _ends(self, state: Any, done: jax.Array) -> tuple[jax.Array, jax.Array]:
         inner, params = self._built
-        reset_key, step_key = jax.random.split(key)
-        observation, state = inner.reset_env(reset_key, params)
-        timestep = types.restart(self._observe(observation), self._metrics(state))
-        return adaptors.KeyedState(adaptors.strong(state), step_key), timestep
-
-    def step(
-        self, state: adaptors.KeyedState, action: jax.Array
-    ) -> tuple[adaptors.KeyedState, types.TimeStep]:
-        inner, params = self._built
-        step_key = jax.random.fold_in(state.key, state.inner.timestep)
-        observation, stepped, reward, done, _ = inner.step_env(
-            step_key, state.inner, action, params
-        )
         unlimited = params.replace(max_timesteps=errors.INT32_MAX)
-        terminated = inner.is_terminal(stepped, unlimited)
-        timestep = types.transition(
-            self._observe(observation), reward, terminated, done, self._metrics(stepped)
-        )
-        return adaptors.KeyedState(adaptors.strong(stepped), state.key), timestep
+        return inner.is_terminal(state, unlimited), done
 
     def render(self, state: adaptors.KeyedState) -> np.ndarray:
         """Returns a picture of one state, uint8 `[height, width, 3]`."""
@@ -123,9 +108,9 @@ class Craftax(adaptors.Adaptor):
         achievements = self._module("constants").Achievement
         return {f"achievement/{entry.name.lower()}": entry.value for entry in achievements}
 
-    def _metrics(self, inner: Any) -> dict[str, jax.Array]:
-        """Returns the metrics of the episode so far: 1 for each achievement, and their number."""
-        unlocked = inner.achievements
+    def _metrics(self, state: Any) -> dict[str, jax.Array]:
+        """Returns 1 for each unlocked achievement, and their number."""
+        unlocked = state.achievements
         single = {name: unlocked[index] for name, index in self._achievements.items()}
         return {"achievements": jnp.sum(unlocked), **single}
 

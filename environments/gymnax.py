@@ -32,12 +32,14 @@ class Gymnax(adaptors.Adaptor):
         constructor, by name.
     """
 
+    _TIME = "time"  # the field of states that counts steps
+
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
         inner, params = self._built
         with adaptors.options_of(f"gymnax's {self.name}", self.options):
             with jax.ensure_compile_time_eval():
-                action = _action_spec(inner.action_space(params))
+                action = adaptors.action_spec(inner.action_space(params))
                 space = inner.observation_space(params)
                 key = jax.random.key(0)
             shapes, _ = jax.eval_shape(lambda k: inner.reset_env(k, params), key)
@@ -55,22 +57,31 @@ class Gymnax(adaptors.Adaptor):
         inner, params = self._built
         reset_key, step_key = jax.random.split(key)
         observation, state = inner.reset_env(reset_key, params)
-        state = adaptors.KeyedState(adaptors.strong(state), step_key)
-        return state, types.restart(self._observe(observation))
+        timestep = types.restart(self._observe(observation), self._metrics(state))
+        return adaptors.KeyedState(adaptors.strong(state), step_key), timestep
 
     def step(
         self, state: adaptors.KeyedState, action: jax.Array
     ) -> tuple[adaptors.KeyedState, types.TimeStep]:
         inner, params = self._built
         # XLA removes the `fold_in` where the dynamics ignore the key; a split would be carried.
-        step_key = jax.random.fold_in(state.key, state.inner.time)
-        observation, stepped, reward, terminated, _ = inner.step_env(
+        step_key = jax.random.fold_in(state.key, getattr(state.inner, self._TIME))
+        observation, stepped, reward, done, _ = inner.step_env(
             step_key, state.inner, action, params
         )
-        truncated = inner.is_truncated(stepped, params)
-        state = adaptors.KeyedState(adaptors.strong(stepped), state.key)
-        observation = self._observe(observation)
-        return state, types.transition(observation, reward, terminated, truncated)
+        timestep = types.transition(
+            self._observe(observation), reward, *self._ends(stepped, done), self._metrics(stepped)
+        )
+        return adaptors.KeyedState(adaptors.strong(stepped), state.key), timestep
+
+    def _ends(self, state: Any, done: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns whether an episode terminated, and whether it was truncated."""
+        inner, params = self._built
+        return done, inner.is_truncated(state, params)
+
+    def _metrics(self, state: Any) -> dict[str, jax.Array]:
+        """Returns the numbers of the episode so far."""
+        return {}
 
     def _make(self) -> tuple[Any, Any]:
         name, options = self.name, self.options
@@ -92,15 +103,7 @@ class Gymnax(adaptors.Adaptor):
         """Returns the dtype of an observation leaf under the contract."""
         if ".minatar." in type(self._built[0]).__module__:
             return np.dtype(bool)
-        return np.dtype(np.float32) if leaf.dtype == np.float64 else np.dtype(leaf.dtype)
+        return np.dtype(leaf.dtype)
 
     def _observe(self, observation: types.PyTree) -> types.PyTree:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, self._dtype(leaf)), observation)
-
-
-def _action_spec(space: Any) -> specs.BoundedArray:
-    """Converts a gymnax action space."""
-    if hasattr(space, "n"):
-        return specs.DiscreteArray(int(space.n), name="action")
-    low, high = (np.full(space.shape, bound, np.float32) for bound in (space.low, space.high))
-    return specs.BoundedArray(space.shape, np.float32, low, high, name="action")

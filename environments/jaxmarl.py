@@ -151,13 +151,11 @@ class JaxMARL(adaptors.Adaptor):
     def _action(self) -> specs.BoundedArray:
         spaces = [self._built.action_space(agent) for agent in self._built.agents]
         if all(hasattr(space, "n") for space in spaces):
-            return specs.DiscreteArray(max(space.n for space in spaces), name="action")
+            return adaptors.action_spec(max(spaces, key=lambda space: space.n))
         shapes = {space.shape for space in spaces}
-        if len(shapes) > 1 or any(hasattr(space, "n") for space in spaces):
+        if len(shapes) > 1:
             raise errors.UserError(f"{self.name}: expected actions of one shape, got {shapes}")
-        shape = spaces[0].shape
-        low, high = (np.broadcast_to(x, shape) for x in (spaces[0].low, spaces[0].high))
-        return specs.BoundedArray(shape, np.float32, low, high, name="action")
+        return adaptors.action_spec(spaces[0])
 
     def _mask(self, inner: Any) -> jax.Array | None:
         """Returns the legal actions `[A, ...]`; None if all are."""
@@ -202,9 +200,7 @@ class JaxMARL(adaptors.Adaptor):
         """Returns the observations of all agents, `[A, ...]` leaves."""
         agents = self._built.agents
         rows = [jnp.asarray(observation[agent], jnp.float32) for agent in agents]
-        ranks, world = {row.ndim for row in rows}, observation.get("world_state")
-        if len(ranks) > 1:
-            raise errors.UserError(f"{self.name}: expected observations of one rank, got {ranks}")
+        world = observation.get("world_state")
         widths = np.max([row.shape for row in rows], axis=0)
         padded = [jnp.pad(x, [(0, w - n) for w, n in zip(widths, x.shape)]) for x in rows]
         parts = {AGENT: jnp.stack(padded)}

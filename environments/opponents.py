@@ -61,6 +61,7 @@ class Greedy(_Memoryless):
     """Plays the action with the largest immediate reward, a win if there is one; ties at random."""
 
     def act(self, game, memory, state, timestep, key):
+        state = wrappers.redrawn(state, key)
         actions = jnp.arange(game.spec.num_actions, dtype=game.spec.action.dtype)
         _, after = jax.vmap(game.step, (None, 0))(state, actions)
         return _random_best(after.reward, _legal(game, timestep), key), memory
@@ -71,8 +72,8 @@ class UCT(_Memoryless):
     """Monte Carlo tree search with random playouts, without a network, by mctx.
 
     Kocsis and Szepesvári, "Bandit Based Monte-Carlo Planning", 2006,
-    https://doi.org/10.1007/11871842_29, with the exploration term of PUCT and uniform priors. The
-    search steps the game, so it foresees random events whose key is part of the state.
+    https://doi.org/10.1007/11871842_29, with the exploration term of PUCT and uniform priors.
+    Each search draws its own random events.
 
     Attributes:
       simulations: playouts of each move.
@@ -90,7 +91,7 @@ class UCT(_Memoryless):
         # Its states have no typed keys, which a tree cannot store.
         model = game if game.spec.model else wrappers.Searchable(game)
         timestep = timestep._replace(observation=environment.without_state(timestep.observation))
-        root = self._node(model, model.pack(state), timestep, key)
+        root = self._node(model, model.pack(wrappers.redrawn(state, key)), timestep, key)
         # The priors of `A` actions are 1 / A, and PUCT multiplies them by this constant.
         constant = self.exploration * jnp.sqrt(legal.size)
         plan = mctx.muzero_policy(
@@ -354,9 +355,8 @@ class Against:
 
 def _legal(game: environment.Environment, timestep: types.TimeStep) -> jax.Array:
     """Returns the legal actions, bool `[A]`."""
-    if environment.ACTION_MASK in timestep.observation:
-        return timestep.observation[environment.ACTION_MASK]
-    return jnp.ones(game.spec.num_actions, bool)
+    mask = environment.action_mask(timestep.observation)
+    return jnp.ones(game.spec.num_actions, bool) if mask is None else mask
 
 
 def _random_best(score: jax.Array, legal: jax.Array, key: jax.Array) -> jax.Array:

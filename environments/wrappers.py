@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from podracers import environment, errors, types
+from podracers import environment, errors, trees, types
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -187,7 +187,7 @@ class StickyActions(Wrapper):
                 "StickyActions.repeat_probability: expected a number of at least 0 and below 1, "
                 f"got {self.repeat_probability}"
             )
-        if isinstance(spec.observation, dict) and environment.ACTION_MASK in spec.observation:
+        if environment.action_mask(spec.observation) is not None:
             raise errors.UserError(
                 f"StickyActions: {spec.name} has an action mask, which a repeated action may break"
             )
@@ -267,7 +267,7 @@ class FlattenAction(Wrapper):
         """The inner spec with a discrete action."""
         spec, count = self.inner.spec, math.prod(self._sizes)
         observation = spec.observation
-        if isinstance(observation, dict) and environment.ACTION_MASK in observation:
+        if environment.action_mask(observation) is not None:
             mask = specs.Array((count,), np.bool_)
             observation = {**observation, environment.ACTION_MASK: mask}
         return dataclasses.replace(spec, observation=observation, action=specs.DiscreteArray(count))
@@ -284,9 +284,8 @@ class FlattenAction(Wrapper):
 
     def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
         observation = timestep.observation
-        if not isinstance(observation, dict) or environment.ACTION_MASK not in observation:
+        if (mask := environment.action_mask(observation)) is None:
             return timestep
-        mask = observation[environment.ACTION_MASK]
         parts = jnp.meshgrid(*(mask[d, :n] for d, n in enumerate(self._sizes)), indexing="ij")
         joint = jnp.all(jnp.stack(parts), axis=0).ravel()
         return timestep._replace(observation={**observation, environment.ACTION_MASK: joint})
@@ -326,6 +325,10 @@ class Searchable(Wrapper):
         observation = environment.without_state(observation)
         return timestep._replace(observation=observation, metrics={}), self.pack(inner)
 
+    def redrawn(self, state: types.PyTree, key: jax.Array) -> types.PyTree:
+        """Returns the packed state with other random events ahead; see `EnvironmentModel`."""
+        return self.pack(redrawn(self.unpack(state), key))
+
     def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
         packed = self.pack(state)
         observation = with_part(timestep.observation, environment.STATE, packed)
@@ -356,6 +359,25 @@ class Searchable(Wrapper):
             for leaf, like in zip(packed.values(), templates)
         ]
         return jax.tree.unflatten(tree, leaves)
+
+
+def redrawn(state: Any, key: jax.Array) -> Any:
+    """Returns a state with random events ahead that are drawn anew, for players that search.
+
+    Its typed keys are replaced, and raw ones, of dtype uint32, in fields `key` and `rng`.
+    """
+    leaves, tree = jax.tree_util.tree_flatten_with_path(state)
+
+    def drawn(index: int, path: tuple, leaf: Any) -> Any:
+        if not _is_key(leaf):
+            named = trees.name(path).rpartition("/")[2] in ("key", "rng")
+            if not named or leaf.dtype != np.uint32:
+                return leaf
+        data = jax.random.bits(jax.random.fold_in(key, index), jax.random.key_data(leaf).shape)
+        return jax.random.wrap_key_data(data) if _is_key(leaf) else data
+
+    leaves = [drawn(index, path, leaf) for index, (path, leaf) in enumerate(leaves)]
+    return jax.tree.unflatten(tree, leaves)
 
 
 def _is_key(leaf: Any) -> bool:

@@ -32,6 +32,7 @@ class AnakinState(NamedTuple):
     streams: unroll.Streams  # [P, B, ...] split over devices
     key: jax.Array  # [P] typed, constant: all keys are folded from it
     update: jax.Array  # int32, number of updates taken
+    evolution: Any = ()  # `population.Evolution`, or () if options stay
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,6 +47,12 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
       population: `P`, number of independent seeds to train at once.
       population_values: numbers by option of the agent, such as `{'learning_rate': (1e-4, 1e-3)}`,
         one for each member; fewer are repeated cyclically (see `population.by_option`).
+      pbt_period: updates between two exploit steps of population based training, which begins with
+        `population_values`: members of the lowest quarter by the return of episodes since the last
+        step continue from copies of members of the highest quarter, with options that
+        `population.explore` changed. A step is left out if a member has ended no episode. None for
+        options that stay.
+      pbt_ranges: lowest and highest value of each of these options.
       reset_batch: number of streams of a device to reset together; None to reset all of them at
         every step (see `unroll.BatchedEnvironment`); "auto" for 16 on a CPU, and None elsewhere.
       num_devices: number of devices to use; None for all.
@@ -62,6 +69,8 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
     rollout_length: int
     population: int = 1
     population_values: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+    pbt_period: int | None = None
+    pbt_ranges: population_lib.Ranges = dataclasses.field(default_factory=dict)
     reset_batch: int | str | None = "auto"
     num_devices: int | None = None
     steps_per_pass: int = 1
@@ -73,16 +82,25 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
             errors.require_known("Anakin.reset_batch: got", self.reset_batch, ("auto",))
         else:
             errors.require_count(self, "reset_batch")
-        errors.require_count(self, "num_devices")
+        errors.require_count(self, "num_devices", "pbt_period")
         values = population_lib.by_option(self.agent, self.population, self.population_values)
         object.__setattr__(self, "population_values", values)
+        if self.pbt_period is not None:
+            if not values or self.population < population_lib.MIN_MEMBERS:
+                raise errors.UserError(
+                    f"Anakin.pbt_period: expected Anakin.population_values, and Anakin.population "
+                    f"of at least {population_lib.MIN_MEMBERS}; got {self.population_values!r} and "
+                    f"{self.population}"
+                )
+            ranges = population_lib.ranges_by_option(self.agent, values, self.pbt_ranges)
+            object.__setattr__(self, "pbt_ranges", ranges)
+        elif self.pbt_ranges:
+            raise errors.UserError("Anakin.pbt_ranges: expected Anakin.pbt_period, got None")
         errors.require_count(self, "steps_per_update")
         if environment_lib.is_host(self.environment):
-            twin = getattr(self.environment, "jax_twin", None)
             raise errors.UserError(
                 f"Anakin needs an environment written in JAX, and {self.environment.spec.name} "
                 "runs on the host: use --runner sebulba"
-                + (f", or use its JAX twin, {twin}" if twin else "")
             )
 
     @functools.cached_property
@@ -165,7 +183,10 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
         def member(learner, values):
             return population_lib.with_options(self.agent, values).actor_params(learner)
 
-        return self._per_member(member)(state.learner, self._values)
+        params = self._per_member(member)(state.learner, self._options(state))
+        if self.pbt_period is None:
+            return params
+        return population_lib.Acting(params, state.evolution.options)
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -175,8 +196,12 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
 
     @functools.cached_property
     def _values(self) -> dict[str, np.ndarray]:
-        """Per-member option values, `[P]` each."""
+        """Per-member option values, `[P]` each, of a new run."""
         return population_lib.arrays(self.population_values)
+
+    def _options(self, state: AnakinState) -> Mapping[str, jax.typing.ArrayLike]:
+        """Returns the members' options, `[P]` each, before an update."""
+        return self._values if self.pbt_period is None else state.evolution.options
 
     def _per_member(self, function):
         return function if self.population == 1 else jax.vmap(function)
@@ -186,7 +211,7 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
         """Shardings of the state, as a tree prefix."""
         spec: Callable[..., types.PyTree] = jax.sharding.PartitionSpec
         rows = spec(parallel.AXIS) if self.population == 1 else spec(None, parallel.AXIS)
-        return AnakinState(learner=spec(), memory=rows, streams=rows, key=spec(), update=spec())
+        return AnakinState(spec(), rows, rows, key=spec(), update=spec(), evolution=spec())
 
     @functools.cached_property
     def _batched(self) -> unroll.BatchedEnvironment:
@@ -235,7 +260,12 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
             # two batched ones can deadlock on a CPU of two cores (jaxlib 0.10: each holds a thread
             # and waits for another).
             learner, memory, streams = jax.lax.map(lambda x: member(*x), (key, self._values))
-        return AnakinState(learner, memory, streams, key, jnp.zeros((), jnp.int32))
+        state = AnakinState(learner, memory, streams, key, jnp.zeros((), jnp.int32))
+        if self.pbt_period is None:
+            return state
+        options = {name: jnp.asarray(values) for name, values in self._values.items()}
+        none = types.Mean(jnp.zeros(self.population), jnp.zeros(self.population))
+        return state._replace(evolution=population_lib.Evolution(options, none))
 
     def _step_shard(self, state: AnakinState, num_updates: jax.Array, report: metrics.Report):
         def body(_, carry):
@@ -272,9 +302,60 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
             return agent_state.learner, agent_state.memory, streams, report
 
         learner, memory, streams, report = self._per_member(member)(
-            state.learner, state.memory, state.streams, state.key, self._values
+            state.learner, state.memory, state.streams, state.key, self._options(state)
         )
-        return AnakinState(learner, memory, streams, state.key, state.update + 1), report
+        state = state._replace(
+            learner=learner, memory=memory, streams=streams, update=state.update + 1
+        )
+        if self.pbt_period is None:
+            return state, report
+        returns = parallel.global_sum(report.means["episode/return"])  # so that devices agree
+        returns = state.evolution.returns.merge(returns)
+        state = state._replace(evolution=state.evolution._replace(returns=returns))
+        due = (state.update % self.pbt_period == 0) & jnp.all(returns.count > 0.0)
+        state, means = self._evolve(state, due)
+        return state, report._replace(means=report.means | means)
+
+    def _evolve(
+        self, state: AnakinState, due: jax.Array
+    ) -> tuple[AnakinState, dict[str, types.Mean]]:
+        """Takes an exploit step if it is due.
+
+        Returns:
+          The state, and metrics: the options `[P]` before the step, and the member `[P]` that each
+          member continues from.
+        """
+        (options, returns), members = state.evolution, jnp.arange(self.population)
+
+        def step(state: AnakinState) -> tuple[AnakinState, jax.Array]:
+            exploit_key, explore_key = keys.evolution(state.key[0], state.update)
+            lowest, source = population_lib.exploit(returns.total / returns.count, exploit_key)
+            # Streams too: replay and recurrent states continue them. New episodes have new keys.
+            learner, memory, streams = jax.tree.map(
+                lambda x: x.at[lowest].set(x[source]), (state.learner, state.memory, state.streams)
+            )
+            environment = streams.environment._replace(key=state.streams.environment.key)
+            copied = jax.tree.map(lambda x: x[source], options)
+            explored = population_lib.explore(copied, self.pbt_ranges, explore_key)
+            changed = {
+                name: x.at[lowest].set(jnp.where(source == lowest, x[lowest], explored[name]))
+                for name, x in options.items()
+            }
+            none = jax.tree.map(jnp.zeros_like, returns)
+            state = state._replace(
+                learner=learner,
+                memory=memory,
+                streams=streams._replace(environment=environment),
+                evolution=population_lib.Evolution(changed, none),
+            )
+            return state, members.at[lowest].set(source)
+
+        state, sources = jax.lax.cond(due, step, lambda state: (state, members), state)
+        count = jnp.broadcast_to(due, sources.shape).astype(jnp.float32)
+        means = {"pbt/source": types.Mean(sources * count, count)}
+        for name, values in options.items():
+            means[f"pbt/{name}"] = types.Mean(values, jnp.ones_like(values))
+        return state, means
 
     # Jitted within larger programs, so that `_init_shard` and `_update` share one trace.
     @functools.cached_property

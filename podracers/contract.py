@@ -29,11 +29,7 @@ Stage = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 
 def check_environment(candidate: Any, num_steps: int = 1000) -> None:
-    """Raises an error that lists the faults of an environment (see `environment_faults`).
-
-    Raises:
-      errors.UserError: one line with the environment and its faults.
-    """
+    """Raises an `errors.UserError`, one line with the faults (see `environment_faults`)."""
     again = None
     if isinstance(candidate, type):
         candidate, again = candidate(), candidate()
@@ -105,9 +101,8 @@ def seed_fault(
 ) -> str:
     """Returns the fault of an environment that plays other episodes with the same seed.
 
-    Args:
-      before: the result of `generators` before the environment ran.
-      otherwise: the likely cause where nothing has drawn from a generator of the process.
+    `before` is the result of `generators` before it ran, and `otherwise` the likely cause where
+    nothing has drawn from these.
     """
     used = [name for name, state in generators().items() if state != before[name]]
     cause = f"it draws from {' and '.join(used)}, not from its seed or key" if used else otherwise
@@ -146,8 +141,7 @@ def spec_faults(candidate: environment.Environment) -> list[str]:
             faults.append(f"spec.{path} has dtype {part.dtype}, which JAX does not make by default")
     if fault := environment.action_fault(spec.action):
         return [*faults, f"spec.action {fault}"]
-    if isinstance(spec.observation, dict) and environment.ACTION_MASK in spec.observation:
-        mask = spec.observation[environment.ACTION_MASK]
+    if (mask := environment.action_mask(spec.observation)) is not None:
         if np.issubdtype(spec.action.dtype, np.floating):
             faults.append("spec.observation has an action_mask, but the action is continuous")
             return faults
@@ -328,8 +322,7 @@ def agents_faults(before: types.TimeStep, after: types.TimeStep) -> dict[str, ja
             was & ~active & (after.discount != 0.0)
         )
         faults["an agent that was out has a reward other than 0"] = ~was & (after.reward != 0.0)
-        if environment.ACTION_MASK in after.observation:
-            mask = after.observation[environment.ACTION_MASK]
+        if (mask := environment.action_mask(after.observation)) is not None:
             choices = jnp.sum(mask, axis=-1).reshape(len(active), -1).max(axis=-1)
             faults["an agent that is out has more than one legal action"] = ~active & (choices > 1)
     return faults
@@ -354,8 +347,7 @@ def timestep_faults(
             faults[f"{name} leaves the bounds of its spec"] = jnp.any(outside)
     for name, value in timestep.metrics.items():
         faults[f"the metric {name!r} of a LAST time step is infinite"] = last & jnp.isinf(value)
-    if isinstance(spec.observation, dict) and environment.ACTION_MASK in spec.observation:
-        mask = timestep.observation[environment.ACTION_MASK]
+    if (mask := environment.action_mask(timestep.observation)) is not None:
         empty = ~jnp.all(jnp.any(mask, axis=-1)) & ~last  # the action at LAST is ignored
         faults["an action_mask has no legal action"] = empty
         beyond = mask & ~environment.legal_values(spec.action)

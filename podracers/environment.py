@@ -176,13 +176,20 @@ class EnvironmentModel(Protocol):
     ) -> tuple[types.TimeStep, types.PyTree]:
         """Returns the time step and state after an action (one stream, no batch axis).
 
-        Args:
-          state: the part of an observation under `STATE`.
-          action: one action of this environment.
-
-        Returns:
-          The time step, without metrics and without a state in its observation, and the next state.
+        States are parts of observations under `STATE`. The time step has neither metrics nor a
+        state in its observation.
         """
+
+    def redrawn(self, state: types.PyTree, key: jax.Array) -> types.PyTree:
+        """Returns the state with random events ahead that are drawn anew, by `key`.
+
+        A search must begin with it: a player does not know the coming events.
+        """
+
+
+def action_mask(observation: types.PyTree) -> Any:
+    """Returns the action mask of an observation, or of the spec of one; None where it has none."""
+    return observation.get(ACTION_MASK) if isinstance(observation, dict) else None
 
 
 def without_state(observation: types.PyTree) -> types.PyTree:
@@ -237,8 +244,7 @@ class HostEnvironment(Protocol):
     def send(self, action: np.ndarray) -> None:
         """Starts a step of every environment, without waiting where the simulator allows it.
 
-        Args:
-          action: `[B, ...]`; ignored where the latest time step was LAST: the episode restarts.
+        Actions `[B, ...]` are ignored where the latest time step was LAST: the episode restarts.
         """
 
     def recv(self) -> types.TimeStep[np.ndarray]:
@@ -312,12 +318,11 @@ def random_action(
     `action` is its spec; the `action_mask` of the observation is applied if there is one.
     """
     if np.issubdtype(action.dtype, np.floating):
-        low = jnp.asarray(np.broadcast_to(action.minimum, action.shape))
-        high = jnp.asarray(np.broadcast_to(action.maximum, action.shape))
-        return jax.random.uniform(key, action.shape, action.dtype, low, high)
+        bounds = action.minimum, action.maximum
+        return jax.random.uniform(key, action.shape, action.dtype, *bounds)
     legal = legal_values(action)
-    if isinstance(observation, dict) and ACTION_MASK in observation:
-        legal = legal & observation[ACTION_MASK]
+    if (mask := action_mask(observation)) is not None:
+        legal = legal & mask
     # Each of several identically distributed numbers is the largest with equal probability.
     score = jax.random.uniform(key, legal.shape)
     return jnp.argmax(jnp.where(legal, score, -1.0), axis=-1).astype(action.dtype)

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import io
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -78,11 +78,6 @@ class Episodes(NamedTuple):
             },
         )
 
-    @classmethod
-    def join(cls, parts: Sequence["Episodes"]) -> "Episodes":
-        """Returns the episodes of all parts, in their order."""
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)
-
 
 class Evaluation(NamedTuple):
     """Episodes of the agent's evaluation policy, and of its greedy policy."""
@@ -137,6 +132,13 @@ class Evaluator:
         """Agent steps after which an episode is cut."""
         return self.max_steps or self.environment.spec.max_episode_steps or DEFAULT_MAX_STEPS
 
+    def member(self, params: types.PyTree, index: int) -> tuple["Evaluator", types.PyTree]:
+        """Returns the evaluator and the parameters of one member of the population."""
+        params, values = population_lib.split(params, self.population_values)
+        agent = population_lib.member(self.agent, values, index)
+        alone = dataclasses.replace(self, agent=agent, population=1, population_values={})
+        return alone, jax.tree.map(lambda x: x[index], params)
+
     def run(
         self,
         params: types.PyTree,
@@ -181,7 +183,7 @@ class Evaluator:
                             break
                 batches.append(episodes._replace(returns=episodes.returns.astype(np.float32)))
             count = env_id.size * self.environment.spec.num_agents
-            return jax.tree.map(lambda leaf: leaf[:count], Episodes.join(batches))
+            return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:count], *batches)
 
         return pipeline.call("evaluation", play, self.timeout, stop)
 
@@ -194,9 +196,8 @@ class Evaluator:
           errors.UserError: the environment cannot be rendered.
         """
         if self.population > 1:
-            agent = population_lib.member(self.agent, self.population_values, 0)
-            alone = dataclasses.replace(self, agent=agent, population=1, population_values={})
-            return alone.film(jax.tree.map(lambda x: x[0], params), key)
+            alone, params = self.member(params, 0)
+            return alone.film(params, key)
         environment = video.drawable(self.environment)
         if environment_lib.is_host(environment):
             play = functools.partial(self._film_on_host, environment, params, key)
@@ -262,6 +263,7 @@ class Evaluator:
 
         def run(params, key, env_id):
             values = population_lib.arrays(self.population_values)
+            params, values = population_lib.split(params, values)
             return jax.vmap(member, in_axes=(0, 0, None, None))(params, values, key, env_id)
 
         return jax.jit(run)
@@ -339,12 +341,8 @@ def play_together(
 ) -> list[Episodes] | None:
     """Plays a share of an evaluation in each of several processes; all of them call it.
 
-    Args:
-      play: called with the share (see `Evaluator.run`), returns sets of its episodes; None among
-        them is left out.
-
-    Returns:
-      The complete sets in process 0; None elsewhere, and if a signal stopped any process.
+    `play` returns sets of the episodes of a share (see `Evaluator.run`), of which None is left out.
+    Process 0 gets the complete sets, the others None; so do all if a signal stopped any process.
     """
     file, played, share = io.BytesIO(), [], (processes.index(), processes.count())
     with contextlib.suppress(Stopped):  # leaves the message empty
@@ -360,12 +358,10 @@ def play_together(
 
 
 def run_key(seed: int, update: int | None = None) -> jax.Array:
-    """Returns the key of a run's evaluation, which no training stream uses.
+    """Returns the key of a run's evaluation after some updates, which no training stream uses.
 
-    Args:
-      seed: the run's seed.
-      update: number of updates so far. None for the final evaluation and for `scripts/evaluate.py`,
-        which thus measure the best checkpoint on episodes that did not select it.
+    `update` is None for the final evaluation and for `podracers-evaluate`, which thus measure the
+    best checkpoint on episodes that did not select it.
     """
     key = jax.random.fold_in(jax.random.key(seed), _SALT)
     if update is None:

@@ -12,7 +12,7 @@ _SETTINGS = (
     *("jax_default_prng_impl", "jax_threefry_partitionable", "jax_random_seed_offset"),
     "jax_high_dynamic_range_gumbel",  # sampling of categories
 )
-_STREAMS, _LEARNER, _RUN, _RESTART = range(4)
+_STREAMS, _LEARNER, _RUN, _RESTART, _EVOLUTION = range(5)
 
 
 def generator() -> dict[str, bool | int | str]:
@@ -39,6 +39,14 @@ def act_and_learn(key: jax.Array, update: jax.Array | int) -> tuple[jax.Array, j
     """Returns the keys of acting and of learning in one update."""
     act_key, learn_key = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, _RUN), update))
     return act_key, learn_key
+
+
+def evolution(key: jax.Array, update: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+    """Returns the keys of exploiting and of exploring after `update`, from the first member's."""
+    exploit_key, explore_key = jax.random.split(
+        jax.random.fold_in(jax.random.fold_in(key, _EVOLUTION), update)
+    )
+    return exploit_key, explore_key
 
 
 def per_stream(key: jax.Array, env_id: jax.Array) -> jax.Array:

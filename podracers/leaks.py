@@ -54,13 +54,9 @@ def _place(part: Any) -> str | None:
         if id(value) in seen or isinstance(value, type | types.ModuleType | jax.Array):
             continue
         seen.add(id(value))
-        if isinstance(value, dict):
-            queue += [(item, path) for item in value.values()]
-        elif isinstance(value, tuple | list):
-            queue += [(item, path) for item in value]
-        elif isinstance(value, types.FunctionType):  # its globals may hold anything
+        if isinstance(value, types.FunctionType):  # its globals may hold anything
             queue += [(item, path) for item in gc.get_referents(*(value.__closure__ or ()))]
-        elif isinstance(value, functools.partial | types.MethodType):
+        elif isinstance(value, dict | tuple | list | functools.partial | types.MethodType):
             queue += [(item, path) for item in gc.get_referents(value)]
         else:
             for name, item in getattr(value, "__dict__", {}).items():

@@ -169,16 +169,10 @@ def _present(metric: jax.Array, is_last: jax.Array) -> types.Mean:
 
 
 def label(name: str, values: np.ndarray, seeds: Sequence[int]) -> dict[str, float]:
-    """Returns the logged values of a metric.
+    """Returns the logged values of a metric, a scalar or `[P]` with the members' seeds.
 
-    Args:
-      name: the metric's name.
-      values: a scalar, or `[P]` for a population.
-      seeds: the members' seeds; empty where there is no population.
-
-    Returns:
-      `{name: value}`, or `name` and `name/std` over the members that have a value, and
-      `name/seed_<seed>` of each member.
+    These are `{name: value}`, or `name` and `name/std` over the members that have a value, and
+    `name/seed_<seed>` of each member.
     """
     if not seeds:
         return {name: float(values)}

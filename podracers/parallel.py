@@ -93,8 +93,9 @@ def check_leading_axis(memory: types.PyTree) -> types.PyTree:
     Raises:
       errors.UserError: a leaf has no axis.
     """
-    for name, leaf in trees.leaves(memory).items():
+    for path, leaf in jax.tree_util.tree_leaves_with_path(memory):
         if leaf.ndim == 0:
+            name = trees.name(path)
             raise errors.UserError(f"init_memory: '{name}' is a scalar: give it the shape (1,)")
     return memory
 
@@ -131,11 +132,10 @@ def global_sum(tree: types.PyTree) -> types.PyTree:
 
 
 def global_mean(mean: types.Mean) -> types.PyTree:
-    """Returns the mean over all devices; 0 where nothing was counted.
+    """Returns the mean over all devices of each device's; 0 where nothing was counted.
 
-    Args:
-      mean: this device's. Its total may be a pytree, such as the gradient of a sum of losses; total
-        and count are summed together.
+    Its total may be a pytree, such as the gradient of a sum of losses; total and count are summed
+    together.
     """
     total, count = global_sum(mean)
     return jax.tree.map(lambda x: (x / jnp.maximum(count, 1.0)).astype(x.dtype), total)

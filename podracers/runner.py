@@ -14,7 +14,9 @@ from podracers import metrics, types
 class Runner(contextlib.AbstractContextManager["Runner"], Protocol):
     """Frozen dataclass of static configuration, built with `agent=` and `environment=`.
 
-    The end of its context closes it.
+    The end of its context closes it. A runner whose members' options evolve has a field
+    `pbt_period`: updates between changes, each of which gets a log line. Where it is not None,
+    states have a field `evolution`, and `actor_params` returns `population.Acting`.
     """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]

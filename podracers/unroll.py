@@ -46,10 +46,8 @@ def to_agents(spec: environment_lib.EnvironmentSpec, tree: types.PyTree) -> type
 class BatchedEnvironment:
     """`E` copies of an environment, with next-step auto-reset (S1: the step after LAST is FIRST).
 
-    Attributes:
-      environment: the environment.
-      reset_batch: `K`, or None to compute a reset of every stream at every step, which is faster
-        where a reset costs less than about ten steps.
+    Without `reset_batch` (`K`), a reset of every stream is computed at every step, which is faster
+    where a reset costs less than about ten steps.
     """
 
     environment: environment_lib.Environment

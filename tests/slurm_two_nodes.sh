@@ -3,12 +3,16 @@
 # Requeued jobs start again after the short life of credentials (cred_expire).
 #   slurm_two_nodes.sh start DIR    starts munged, slurmctld and two slurmd; prints the SLURM_CONF to export
 #   slurm_two_nodes.sh stop DIR     ends what start began, by the ids that it kept in DIR
-# The nodes are called n1 and n2 and have one core each; their names are added to /etc/hosts, because tasks look
+# The nodes are called n1 and n2 and have two cores each; jobs of the partition `urgent` preempt others. Their names are added to /etc/hosts, because tasks look
 # each other up by name.
 set -euo pipefail
 command=${1:?start or stop} dir=$(mkdir -p "${2:?a folder}" && cd "$2" && pwd)
 if [[ $command == stop ]]; then
-  for file in "$dir"/*.pid; do [[ -s $file ]] && kill "$(cat "$file")" 2>/dev/null || true; done
+  mapfile -t daemons < <(cat "$dir"/*.pid 2>/dev/null)
+  kill "${daemons[@]}" 2>/dev/null || true
+  # A slurmd may outlast it while it reports a job that ended.
+  for _ in $(seq 20); do kill -0 "${daemons[@]}" 2>/dev/null && sleep 0.5; done
+  kill -KILL "${daemons[@]}" 2>/dev/null || true
   sed -i '/^127\.0\.0\.1 n1 n2$/d' /etc/hosts 2>/dev/null || true
   exit 0
 fi
@@ -33,8 +37,12 @@ SlurmUser=root
 ReturnToService=2
 JobRequeue=1
 KillWait=30
-NodeName=n[1-2] NodeHostname=$host NodeAddr=127.0.0.1 Port=[17001-17002] CPUs=1 RealMemory=8000 State=UNKNOWN
-PartitionName=main Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
+SlurmdTimeout=10
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+NodeName=n[1-2] NodeHostname=$host NodeAddr=127.0.0.1 Port=[17001-17002] CPUs=2 RealMemory=8000 State=UNKNOWN
+PartitionName=main Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=n[1-2] MaxTime=INFINITE State=UP PriorityTier=2
 CONF
 grep -q '^127\.0\.0\.1 n1 n2$' /etc/hosts || echo '127.0.0.1 n1 n2' >>/etc/hosts
 mkdir -p /run/munge /var/lib/munge /var/log/munge

@@ -116,12 +116,6 @@ INCLUDED = {
 PARTS = [path for path in _files("agents", "environments") if path.values[0] not in INCLUDED]
 
 
-@pytest.mark.parametrize("path", PARTS)
-def test_parts_can_be_built(path):
-    parts = _load_small(path).build()
-    assert jax.eval_shape(parts.agent.init_learner, jax.random.key(0))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UPDATES)
 def test_experiments_take_an_update(name):

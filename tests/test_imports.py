@@ -21,6 +21,7 @@ LAYERS = {
         ("contract", "hosts", "runner", "unroll"),
         ("anakin", "checkpoints", "evaluation", "host_contract", "sebulba"),
         ("agent_contract", "training"),
+        ("exports",),
         ("commands",),
         ("scripts",),
     ),

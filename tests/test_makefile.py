@@ -93,7 +93,9 @@ def test_unknown_extras_are_refused():
 def test_continuous_integration_names_the_tests_that_needed_a_second_try(tmp_path, tries, code):
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    (tmp_path / "Makefile").write_text("docs:\ntest test-slow:\n\t.venv/bin/python -m pytest\n")
+    (tmp_path / "Makefile").write_text(
+        "docs slurm:\ntest test-slow:\n\t.venv/bin/python -m pytest\n"
+    )
     (tmp_path / "test_own.py").write_text(
         "import os\n"
         "def test_early(): pass\n"

@@ -30,6 +30,14 @@ def _reset(state: types.PyTree, first: jax.Array) -> types.PyTree:
     return jax.tree.map(lambda s: jnp.where(first[:, None], 0.0, s), state)
 
 
+def _latest(first: jax.Array, time: jax.Array, before: jax.typing.ArrayLike) -> jax.Array:
+    """Returns the time of the latest first step, int32 `[T, B]`; `before` where there is none.
+
+    It is `cummax` as CPUs and GPUs compute it; that of integers has no form in ONNX.
+    """
+    return jax.lax.associative_scan(jnp.maximum, jnp.where(first, time, before))
+
+
 class _Units(nn.Module):
     """Options of cores with a memory."""
 
@@ -325,7 +333,7 @@ class Attention(_Units):
         logits = logits / math.sqrt(heads[1]) + self._age_bias(length)
         # Where the episode of each step begins, counted in `inputs`.
         time = self.window + jnp.arange(length)[:, None]
-        begin = jax.lax.cummax(jnp.where(first, time, self.window - count), axis=0)  # [T, B]
+        begin = _latest(first, time, self.window - count)
         exists = jnp.arange(self.window + length) >= begin.T[:, None, :, None]  # [B, 1, T, S]
         weights = jax.nn.softmax(jnp.where(exists, logits, layers.MASKED)).astype(dtype)
         attended = jnp.einsum("bnts,bsh,hnd->tbnd", weights, inputs, value)
@@ -426,7 +434,7 @@ def stack_frames(
     """
     # Steps since the episode began, if that was after time 0; else more than any lag.
     time = jnp.arange(first.shape[0])[:, None]
-    age = time - jax.lax.cummax(jnp.where(first, time, -num_frames), axis=0)  # [T, B]
+    age = time - _latest(first, time, -num_frames)
 
     def stack(state: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
         past, length = num_frames - 1, leaf.shape[0]

@@ -23,17 +23,14 @@ _MAX_CHANNELS = 16  # a side this short holds the channels, if the other axes ar
 _EXTENDED = {"observation", "previous_action", "previous_reward"}  # see `agents.parts.inputs`
 _ACTIVATIONS = ("elu", "gelu", "relu", "silu", "tanh")  # names in `jax.nn`
 
+action_mask = environment.action_mask
+
 
 def without_mask(observation: types.PyTree) -> types.PyTree:
     """Returns the observation without reserved keys, such as the action mask."""
     if not isinstance(observation, dict):
         return observation
     return {k: v for k, v in observation.items() if k not in environment.RESERVED}
-
-
-def action_mask(observation: types.PyTree) -> jax.Array | None:
-    """Returns the action mask of an observation, or None where it has none."""
-    return observation.get(environment.ACTION_MASK) if isinstance(observation, dict) else None
 
 
 def select(observation: types.PyTree, keys: Sequence[str] | None) -> types.PyTree:

@@ -44,8 +44,10 @@ def epsilon_greedy(
         noise = jax.random.uniform(explore_key, q_values.shape[-1:])
         return jax.random.uniform(choose_key), noise
 
-    uniform, noise = jax.vmap(draw)(key)
     mask = encoders.action_mask(observation)
+    if isinstance(epsilon, float) and not epsilon:
+        return heads.legal_argmax(q_values, mask)
+    uniform, noise = jax.vmap(draw)(key)
     # Each legal action has the largest noise with equal probability.
     random, best = (heads.legal_argmax(values, mask) for values in (noise, q_values))
     return jnp.where(uniform < epsilon, random, best)

@@ -42,7 +42,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)  # the largest number on a device
 _CHECK = "check"  # key in the metadata of a field: a function of the agent and the field's name
 
 
-def count(default: int, least: int = 1, most: int = errors.INT32_MAX) -> Any:
+def count(default: int | None, least: int = 1, most: int = errors.INT32_MAX) -> Any:
     """Returns a dataclass field for an int from `least` to `most`."""
     require = functools.partial(errors.require_count, least=least, most=most)
     return dataclasses.field(default=default, metadata={_CHECK: require})

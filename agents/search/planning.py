@@ -52,6 +52,8 @@ class SearchAgent(replay.ReplayAgent):
       final_temperature: final temperature of actions.
       temperature_steps: agent steps, over all streams, in which it falls linearly; None for a
         constant one.
+      temperature_moves: steps of an episode with that temperature, before all later actions are the
+        search's best (30 in AlphaZero, which keeps the Dirichlet noise); None for no limit.
     """
 
     search: Callable[..., tree_search.Search] = tree_search.Search
@@ -62,6 +64,7 @@ class SearchAgent(replay.ReplayAgent):
     temperature: float = options.positive(1.0)
     final_temperature: float = options.non_negative(0.25)
     temperature_steps: float | None = options.positive(None)
+    temperature_moves: int | None = options.count(None)
 
     def __post_init__(self):
         super().__post_init__()
@@ -86,6 +89,16 @@ class SearchAgent(replay.ReplayAgent):
             self.temperature, self.final_temperature, self.temperature_steps, learner.agent_steps
         )
         return optimization.ActorParams(learner.params, learner.normalizer, temperature)
+
+    def temperature_at(self, params, moves, evaluation: bool) -> jax.Array | float:
+        """Returns the temperature of actions, of `[B]` streams after `moves` of their episodes."""
+        if evaluation:
+            return 0.0
+        if self.temperature_moves is None:
+            return params.exploration
+        # Above 0, so that the noise at the root stays.
+        greedy = jnp.finfo(jnp.float32).tiny
+        return jnp.where(moves < self.temperature_moves, params.exploration, greedy)
 
     def stored(self, rollout):
         return rollout._replace(actor_state=())

@@ -78,21 +78,22 @@ class Search:
     ) -> Plan:
         """Searches for each stream, from its root `[B, ...]` and by its key `[B]`.
 
-        Legal actions are bool `[B, A]`, or None where every action is legal. The temperature is
-        that of the actions; 0 gives the best action, without any noise.
+        Legal actions are bool `[B, A]`, or None where every action is legal. The temperature, a
+        number or `[B]`, is that of the actions; 0 gives the best action, without any noise.
         """
         legal = jnp.ones(root.prior_logits.shape, bool) if legal is None else legal
         # Some environments allow no action in a final state: then all count as legal.
         legal = legal | ~jnp.any(legal, axis=-1, keepdims=True)
 
-        def one(root, legal, key):
+        def one(root, legal, temperature, key):
             embedding, loop = layouts.tree_loop(model, root.embedding, self.num_simulations)
             root = root.replace(embedding=embedding)
             root, invalid = jax.tree.map(lambda x: x[None], (root, 1.0 - legal))
             plan = self._policy(loop, root, invalid, temperature, key)
             return jax.tree.map(lambda x: x[0], plan)
 
-        return jax.vmap(one)(root, legal, key)
+        temperature = jnp.broadcast_to(jnp.float32(temperature), key.shape)
+        return jax.vmap(one)(root, legal, temperature, key)
 
     def _policy(self, loop, root, invalid, temperature, key) -> Plan:
         """Searches for the one stream of a key."""

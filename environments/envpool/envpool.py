@@ -91,17 +91,6 @@ class EnvPool:
         return pgx.Pgx(*families.GAMES[self.task_id], self.opponent).evaluation_environment
 
     @property
-    def jax_twin(self) -> str | None:
-        """The gin name of a JAX implementation of the task, or None."""
-        from envpool.registration import registry  # noqa: PLC0415  (slow to import)
-
-        name = self.spec.name.rpartition("/")[2]
-        # Jumanji's registry is not used: its import initialises a backend.
-        if registry.specs[self.task_id][0] == "envpool.jumanji" and name != "Connector-v2":
-            return f"@jumanji.Jumanji with Jumanji.name = '{name}'"
-        return adaptors.JAX_TWINS.get(self.task_id)
-
-    @property
     def render(self) -> Callable[[types.TimeStep], np.ndarray]:
         """Draws a time step; the attribute is absent unless the observation is an image."""
         return adaptors.image_of(self.spec)

@@ -20,8 +20,7 @@ _CLOSING = 5.0  # seconds for processes to end by themselves
 class Directory:
     """A new directory, removed by `close` or at the end of this process.
 
-    Args:
-      folders: subdirectories that the simulator expects in its working directory.
+    The simulator expects the subdirectories `folders` in its working directory.
     """
 
     def __init__(self, folders: Sequence[str] = ()):

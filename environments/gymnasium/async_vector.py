@@ -43,9 +43,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 class AsyncVector:
     """`B` environments, split over processes, with the methods of `sync_vector.SyncVector`.
 
-    Args:
-      factory, seeds, numbers: see `sync_vector.SyncVector`.
-      num_workers: number of processes; at most `B` are started.
+    At most `num_workers` processes are started, and at most `B`.
 
     Raises:
       errors.UserError: an environment cannot be made, or the system starts no more processes.

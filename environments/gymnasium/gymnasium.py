@@ -101,11 +101,6 @@ class Gymnasium:
                 metrics=tuple(self.metrics),
             )
 
-    @property
-    def jax_twin(self) -> str | None:
-        """The gin name of the same task written in JAX, or None."""
-        return adaptors.JAX_TWINS.get(self._factory.spec.id)
-
     def make(
         self, key: jax.Array, env_id: np.ndarray, num_threads: int
     ) -> environment.HostEnvironment:

@@ -58,10 +58,8 @@ class SyncVector:
     `gymnasium.vector.SyncVectorEnv` (1.3) is not used: its errors name neither the environment nor
     the wrong part of a result, and with wrappers that do it takes 0.7 of the steps per second.
 
-    Args:
-      factory: maker of each environment.
-      seeds: one for each; later episodes continue the random stream of the first one.
-      numbers: numbers of the streams, for error messages.
+    There is a seed for each: later episodes continue the random stream of the first one. Error
+    messages have the `numbers` of the streams.
     """
 
     def __init__(self, factory: EnvFactory, seeds: Sequence[int], numbers: Sequence[int]):

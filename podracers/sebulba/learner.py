@@ -79,11 +79,8 @@ class Learner:
     def assemble(self, slices: Sequence[types.Rollout]) -> tuple[types.Rollout, ...]:
         """Makes global arrays of slices on the learner devices, without moving data.
 
-        Args:
-          slices: those of every actor of this process, in order.
-
-        Returns:
-          As many rollouts as there are actors to a learner device, which `learn` joins.
+        The slices are those of every actor of this process, in order. Returns as many rollouts as
+        there are actors to a learner device, which `learn` joins.
         """
 
         def assemble(axis: int, *arrays: jax.Array) -> jax.Array:

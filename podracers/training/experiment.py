@@ -32,17 +32,11 @@ class Parts(NamedTuple):
     num_updates: int  # enough for `total_steps`
 
     def evaluate(
-        self,
-        params: types.PyTree,
-        key: jax.Array,
-        stop: Callable[[], bool] = lambda: False,
-        share: tuple[int, int] = (0, 1),
+        self, params: types.PyTree, key: jax.Array, **options: Any
     ) -> evaluation.Evaluation:
-        """Returns the results of both evaluators with one key; see `evaluation.Evaluator.run`."""
-        episodes = self.evaluator.run(params, key, stop, share)
-        greedy = self.greedy_evaluator
-        others = None if greedy is None else greedy.run(params, key, stop, share)
-        return evaluation.Evaluation(episodes, others)
+        """Returns the results of both evaluators, with the arguments of `Evaluator.run`."""
+        evaluators = filter(None, (self.evaluator, self.greedy_evaluator))
+        return evaluation.Evaluation(*(x.run(params, key, **options) for x in evaluators))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -66,7 +66,6 @@ class Logger:
 
     def close(self) -> None:
         """Flushes and frees; nothing may be written afterwards."""
-        raise NotImplementedError
 
 
 class JsonlLogger(Logger):
@@ -181,9 +180,6 @@ class TensorBoardLogger(Logger):
                 (folder / _HPARAMS).unlink(missing_ok=True)
             summary = hparams_summary.hparams_pb(row, trial_id=trial)
             self._add(folder, event_pb2.Event(summary=summary), _HPARAMS)
-
-    def close(self) -> None:
-        """Does nothing: each event is on the disk."""
 
     def _add(self, folder: pathlib.Path, event: event_pb2.Event, name: str | None = None) -> None:
         event.wall_time = time.time()

@@ -99,6 +99,7 @@ class Run:
         # Seeds of the members of a population; empty without one.
         seeds = range(experiment.seed, experiment.seed + runner.population)
         self._seeds = list(seeds) if runner.population > 1 else []
+        self._pbt_period: int | None = getattr(runner, "pbt_period", None)
         self._update = 0
         if (period := experiment.evaluation_period) is None:
             periods = parts.num_updates / experiment.log_period
@@ -265,9 +266,10 @@ class Run:
             return
         resumed = self.steps if self._resume else None
         agent = type(self._parts.agent).__name__
+        options = {} if self._pbt_period else self._runner.population_values
         members = {
             row["seed"]: {f"{agent}.{name}": x for name, x in row["values"].items()}
-            for row in population.rows(self._runner.population_values, self._seeds, {})
+            for row in population.rows(options, self._seeds, {})
         }
         self._loggers.append(loggers.TensorBoardLogger(self._directory.path, resumed, members))
         self._loggers.append(loggers.JsonlLogger(self._directory.metrics, resumed))
@@ -288,7 +290,8 @@ class Run:
         TensorBoard (with its profile plugin) and Perfetto read the trace of `profile_update`.
         """
         options = self._experiment
-        periods = (options.log_period, self._evaluation_period, options.checkpoint_period)
+        periods = options.log_period, self._evaluation_period, options.checkpoint_period
+        periods = *periods, self._pbt_period  # each exploit step has a log line
         distances = [period - self._update % period for period in periods if period]
         end = min(self._update + min(distances), self._parts.num_updates)
         profiler, profiled = contextlib.nullcontext(), options.profile_update
@@ -411,7 +414,7 @@ class Run:
         member = ""
         if self._seeds:
             index = int(np.argmin(first[name]))
-            options = population.described(self._runner.population_values, index)
+            options = population.described(self._options(), index)
             member = f" of seed {self._seeds[index]}{options}"
         saved = self._checkpointer.latest_step()
         newest = "none" if saved is None else f"step {saved:,}"
@@ -443,7 +446,7 @@ class Run:
             return bool(self._stop)
 
         def play(share: tuple[int, int]) -> list[evaluation.Episodes | None]:
-            sets = [*self._parts.evaluate(params, key, stopped, share)]
+            sets = [*self._parts.evaluate(params, key, stop=stopped, share=share)]
             if final:
                 policy = evaluation.UniformPolicy(self._parts.environment.spec)
                 evaluator = dataclasses.replace(self._parts.evaluator, agent=policy, population=1)
@@ -463,6 +466,10 @@ class Run:
         if fault := parallel.unequal_replicas(self._state):
             name = type(self._parts.agent).__name__
             raise errors.RunFailure(f"{name}: after update {update}, {fault}")
+
+    def _options(self) -> population.Values:
+        """Returns the numbers by option in which members differ now."""
+        return population.current(self._runner.population_values, self._state)
 
     def _save_finally(self, score: float | None) -> None:
         """Saves, and returns once the checkpoint is there."""
@@ -542,7 +549,7 @@ class Run:
             **self._experiment.precision.describe(),
             **self._provenance,
         }
-        if options := self._runner.population_values:
+        if options := self._options():
             summary["members"] = population.rows(options, self._seeds, returns)
         storage.write(self._directory.summary, json.dumps(summary, indent=2) + "\n")
         for logger in self._loggers:
@@ -581,20 +588,11 @@ def train(
 ) -> dict[str, Any] | None:
     """Trains an experiment in a new run directory, from Python and in one process.
 
-    It does what the command `train.py` does, and prints nothing. `loggers.read_rows` reads its log,
-    `trained.load` the trained policy.
-
-    Args:
-      experiment: as `experiment.load` returns it.
-      path: path of the run directory, which is created.
-      print_line: called with each line that the command would print.
-
-    Returns:
-      The summary, or None if a signal stopped the run.
+    It does what the command `podracers-train` does, with `print_line` for its lines, and returns
+    and raises as `Run.train`. `loggers.read_rows` reads its log, `trained.load` the trained policy.
 
     Raises:
       errors.UserError: the parts do not fit, or the directory exists.
-      errors.RunFailure: see `Run.train`.
     """
     directory, parts = run_directory.RunDirectory(path), experiment.build()
     experiment_lib.check(parts, experiment.seed, experiment.tracker)

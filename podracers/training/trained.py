@@ -1,12 +1,11 @@
 """Trained parameters, loaded from a run directory."""
 
-import dataclasses
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
-from podracers import errors, evaluation, population, types
+from podracers import errors, population, types
 from podracers.checkpoints import checkpoint, storage
 from podracers.training import experiment, run_directory
 
@@ -37,25 +36,15 @@ def load(
     """
     policy = load_all(path, best, step)
     parts, size = policy.parts, policy.parts.runner.population
-    if size == 1 and member is None:
+    if size == 1 and member in (None, 0):
         return policy
     if member is None or not 0 <= member < size:
         raise errors.UserError(f"member: expected one of '{path}', 0 to {size - 1}, got {member}")
-    values = parts.runner.population_values
-
-    def alone(evaluator: evaluation.Evaluator) -> evaluation.Evaluator:
-        agent = population.member(evaluator.agent, values, member)
-        return dataclasses.replace(evaluator, agent=agent, population=1, population_values={})
-
-    params = policy.params
-    return policy._replace(
-        params=jax.tree.map(lambda x: x[member], params) if size > 1 else params,
-        parts=parts._replace(
-            agent=population.member(parts.agent, values, member),
-            evaluator=alone(parts.evaluator),
-            greedy_evaluator=parts.greedy_evaluator and alone(parts.greedy_evaluator),
-        ),
-    )
+    evaluator, params = parts.evaluator.member(policy.params, member)
+    greedy = parts.greedy_evaluator and parts.greedy_evaluator.member(policy.params, member)[0]
+    agent: Any = evaluator.agent  # it learns, too
+    parts = parts._replace(agent=agent, evaluator=evaluator, greedy_evaluator=greedy)
+    return policy._replace(params=params, parts=parts)
 
 
 def load_all(
@@ -110,8 +99,9 @@ def _template(parts: experiment.Parts) -> types.PyTree:
     key = jax.random.key(0)
     if (size := parts.runner.population) > 1:
         init, key = jax.vmap(init), jax.random.split(key, size)
+    shapes = jax.eval_shape(init, key)
+    if getattr(parts.runner, "pbt_period", None) is not None:
+        options = population.arrays(parts.runner.population_values)
+        shapes = population.Acting(shapes, jax.eval_shape(lambda: options))
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
-        jax.eval_shape(init, key),
-    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)

@@ -100,7 +100,8 @@ def read(path: str) -> list[Run]:
     defaults = config.read(used.read_text("utf-8"), str(used)).values if used.is_file() else {}
     values = defaults | bindings
     agent, runner = str(values["Experiment.agent"]), str(values["Experiment.runner"])
-    options = values.get(f"{runner}.population_values") or {}
+    evolves = values.get(f"{runner}.pbt_period") is not None  # members are seeds then
+    options = {} if evolves else values.get(f"{runner}.population_values") or {}
     first, runs = values.get("Experiment.seed", 0), []
     for index in range(values.get(f"{runner}.population") or 1):
         member_values = {

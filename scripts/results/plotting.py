@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import pathlib
+import re
 import textwrap
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.axes
+import matplotlib.collections
 import matplotlib.figure
 import matplotlib.pyplot as plt
 import matplotlib.ticker
@@ -246,6 +248,58 @@ def _draw(axis: matplotlib.axes.Axes, drawing: _Drawing, styles: Mapping[str, An
     place |= {"ncols": drawing.columns, "columnspacing": 0.8, "handlelength": 1.6}
     for text in axis.legend(fontsize=7.2, frameon=False, borderaxespad=0.0, **place).get_texts():
         text.set_parse_math(False)  # a `$` in a name is no formula
+
+
+_Line = tuple[int, tuple[tuple[float, float], tuple[float, float]]]  # founder, x and y of both ends
+
+
+def segments(rows: Sequence[Mapping[str, Any]], option: str) -> tuple[list[_Line], list[_Line]]:
+    """Returns lines of an option of an evolving population, and lines from sources to copies.
+
+    A founder is the number of the member from which a line descends.
+    """
+    names = [x for x in rows[0] if x.startswith(f"pbt/{option}/seed_")]
+    founders, start, options, copies = [*range(len(names))], 0, [], []
+    for row, following in zip(rows, [*rows[1:], None]):
+        values, step = [row[name] for name in names], row["step"]
+        options += [(founder, ((start, step), (x, x))) for founder, x in zip(founders, values)]
+        sources = [row[name.replace(f"/{option}/", "/source/")] for name in names]
+        if None not in sources:
+            founders = [founders[int(source)] for source in sources]
+            for index, source in enumerate(map(int, sources)):
+                if source != index and following is not None:
+                    ends = (step, step), (values[source], following[names[index]])
+                    copies.append((founders[index], ends))
+        start = step
+    return options, copies
+
+
+def lineage(rows: Sequence[Mapping[str, Any]]) -> matplotlib.figure.Figure:
+    """Draws the options of an evolving population: a colour is a founder, dotted lines are copies.
+
+    Raises:
+      errors.UserError: the rows of its log have no such options.
+    """
+    names = {x.split("/")[1] for row in rows[:1] for x in row if re.match("pbt/.+/seed_", x)}
+    if not names:
+        raise errors.UserError("the run has logged no population that evolves (Anakin.pbt_period)")
+    options = sorted(names - {"source"})
+    size = (_WIDTH, 2.6 * len(options))
+    figure, axes = plt.subplots(len(options), figsize=size, squeeze=False, layout="constrained")
+    for axis, option in zip(axes.flat, options):
+        for lines, style in zip(segments(rows, option), ("-", ":")):
+            points = [list(zip(*ends)) for _, ends in lines]
+            colors = [_COLORS[founder % len(_COLORS)] for founder, _ in lines]
+            axis.add_collection(
+                matplotlib.collections.LineCollection(points, colors=colors, linestyles=style)
+            )
+            axis.update_datalim([point for line in points for point in line])
+        is_positive = axis.dataLim.y0 > 0.0
+        axis.set(xlabel=COLUMNS[0], ylabel=option, yscale="log" if is_positive else "linear")
+        axis.autoscale_view()
+        axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+        axis.grid(color="#e4e6ea")
+    return figure
 
 
 def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path, **metadata: str) -> None:

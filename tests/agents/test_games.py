@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import dqn, networks, ppo
+from agents import ppo
 from agents.networks import cores, heads
 from agents.parts import categorical, inputs
 from agents.search import planning
 from environments import opponents, pgx
-from podracers import errors, types
+from podracers import types
 from tests import contract, streams
 from tests.agents import experience
 
@@ -118,41 +118,10 @@ def test_the_previous_reward_is_that_of_the_player_to_move():
     np.testing.assert_array_equal(seen[~passes], timestep.reward[~passes])
 
 
-def _ppo(spec, network=None, **options):
-    return ppo.PPO(spec, network=network or contract.tiny_network(), **options).net
-
-
-# Options that have no meaning for two players, with the reason in the message.
-REFUSED = {
-    "running returns of both would be mixed": lambda spec: _ppo(spec, normalize_rewards=True),
-    "expected minimum = -maximum": lambda spec: dqn.DQN(
-        spec, network=networks.q_network, distribution=heads.CategoricalReturn(-1.0, 2.0, 11)
-    ),
-}
-HIDDEN = {
-    "a stream has both: expected a network without memory": lambda spec: _ppo(
-        spec, contract.tiny_network(cores.GRU(8))
-    ),
-    "has both: expected a network without memory (no core, frame_stack = 1)": lambda spec: _ppo(
-        spec, contract.tiny_network(frame_stack=2)
-    ),
-}
-
-
-@pytest.mark.parametrize("cause", [*REFUSED, *HIDDEN])
-def test_options_that_cannot_be_right_are_refused(cause):
-    pytest.importorskip("pgx")
-    spec = pgx.Pgx("kuhn_poker" if cause in HIDDEN else "tic_tac_toe").spec
-    with pytest.raises(errors.UserError, match=r"tic_tac_toe|kuhn_poker|distribution") as caught:
-        (REFUSED | HIDDEN)[cause](spec)
-    assert cause in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_player_against_an_opponent_may_have_a_memory():
     pytest.importorskip("pgx")
     spec = opponents.Against(pgx.Pgx("kuhn_poker")).spec
-    assert _ppo(spec, contract.tiny_network(cores.GRU(8))).is_recurrent
+    assert ppo.PPO(spec, network=contract.tiny_network(cores.GRU(8))).net.is_recurrent
 
 
 def test_a_learnt_model_passes_the_turn():

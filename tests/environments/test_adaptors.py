@@ -75,15 +75,6 @@ def test_a_value_beyond_the_mask_is_not_an_action():
     assert isinstance(spec, specs.BoundedArray) and spec.maximum.tolist() == [8, 8, 8]
 
 
-@pytest.mark.parametrize(
-    ("shape", "highest", "mask_shape"),
-    [((), 2**31 - 1, None), ((2,), [1, 2**40], None), ((2,), 2**16, (2**16 + 1,) * 2)],
-)
-def test_more_values_than_int32_are_refused(shape, highest, mask_shape):
-    with pytest.raises(errors.UserError, match=r"^Game: number of values of its action: .*2147483"):
-        adaptors.action_codec("Game", shape, np.int64, 0, highest, mask_shape)
-
-
 class _Simulator:
     """Reads its model through a method that the constructor chooses, as MuJoCo Playground does."""
 

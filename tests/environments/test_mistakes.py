@@ -13,6 +13,7 @@ from gymnasium import wrappers as gymnasium_wrappers
 from jumanji.environments.routing.sokoban import generator as sokoban
 
 from environments import (
+    adaptors,
     brax,
     cartpole,
     catch,
@@ -22,6 +23,8 @@ from environments import (
     gymnax,
     jaxmarl,
     jumanji,
+    opponents,
+    pgx,
     playground,
     probes,
     randomized,
@@ -29,7 +32,7 @@ from environments import (
     xminigrid,
 )
 from environments.meta import delayed_chains, lifetimes, tabular_grids
-from podracers import contract, environment, errors
+from podracers import environment, errors
 
 XLAND = "XLand-MiniGrid-R1-9x9"
 OWN = "tests.environments.own_games:Own/"
@@ -40,6 +43,15 @@ _craftax = craftax.Craftax
 _chains, _grids = delayed_chains.DelayedChains, tabular_grids.TabularGrids
 _randomized = functools.partial(randomized.Randomized, cartpole.CartPole)
 _lifetimes = functools.partial(lifetimes.Lifetimes, _grids(("small",)))
+
+
+def _against(make, name):
+    pytest.importorskip("pgx")
+    return opponents.Against(make(name))
+
+
+def _limited(name):
+    return wrappers.TimeLimit(pgx.Pgx(name), max_episode_steps=5)
 
 
 class _Parts(catch.Catch):
@@ -78,11 +90,7 @@ MISTAKES = [
     (_playground, ("PointMass", {}, 0), "Playground.episode_length"),
     (_playground, ("PointMass", {}, 9, 0), "Playground.action_repeat"),
     (_xminigrid, ("MiniGrid-DorKey-5x5",), "'MiniGrid-DorKey-5x5'; did you mean 'MiniGrid-Door"),
-    (
-        _xminigrid,
-        ("MiniGrid-Empty-5x5", {"max_step": 3}),
-        "no option 'max_step'; did you mean",
-    ),
+    (_xminigrid, ("MiniGrid-Empty-5x5", {"max_step": 3}), "no option 'max_step'; did you m"),
     (_xminigrid, ("MiniGrid-Empty-5x5", {"max_steps": 0}), "max_steps: expected a positive int"),
     (_xminigrid, ("MiniGrid-Empty-5x5", {"height": "x"}), "cannot be made with options {'height'"),
     (_xminigrid, ("MiniGrid-Empty-5x5", {"ruleset": 3}), "no option 'ruleset'"),
@@ -112,25 +120,18 @@ MISTAKES = [
     (_gymnasium, ("CartPole-v1", {}, "sync", ("gymnasium.wrappers",)), "Gymnasium.wrappers"),
     (_gymnasium, (f"{OWN}Normalized-v0",), "normalize_rewards of the agent"),
     *(
-        (_gymnasium, ("CartPole-v1", {}, "sync", (wrapper,)), f"{option} of the agent")
+        (_gymnasium, ("CartPole-v1", {}, "sync", (wrapper,)), option)
         for wrapper, option in (
             ("gymnasium.wrappers:NormalizeReward", "normalize_rewards"),
             ("gymnasium.wrappers.vector:NormalizeReward", "normalize_rewards"),
-            (
-                type("Scaled", (gymnasium_wrappers.NormalizeObservation,), {}),
-                "normalize_observations",
-            ),
+            (type("Scaled", (gymnasium_wrappers.NormalizeObservation,), {}), "normalize_obs"),
         )
     ),
     *(
         (_gymnasium, (f"{OWN}Spaces-v0", {kind: space}), message)
         for kind, space, message in (
             ("observation", spaces.Dict({"a": spaces.Text(5)}), "['a']"),
-            (
-                "action",
-                spaces.Tuple([_BOX, spaces.Discrete(2)]),
-                "Box (float32) and gymnasium.spac",
-            ),
+            ("action", spaces.Tuple([_BOX, spaces.Discrete(2)]), "Box (float32) and gymnasium"),
             ("action", spaces.Box(0, 5, (2,), np.int64), "Box (int64)"),
             ("action", spaces.OneOf([spaces.Discrete(2)]), "got gymnasium.spaces.oneof.OneOf"),
             ("action", _LARGE, "Own/Spaces-v0: number of values of its action: "),
@@ -139,16 +140,12 @@ MISTAKES = [
             (
                 "observation",
                 spaces.Tuple([spaces.MultiDiscrete([2, 2**40])]),
-                "its observation['0']: ",
+                "its observation['0']",
             ),
             ("observation", spaces.Graph(_BOX, None), "graph.Graph"),
         )
     ),
-    (
-        _gymnasium,
-        ("CartPole-v1", {}, "sync", (), {"x": "min"}),
-        "Gymnasium.metrics['x']: got 'min'",
-    ),
+    (_gymnasium, ("CartPole-v1", {}, "sync", (), {"x": "min"}), "metrics['x']: got 'min'"),
     (_gymnasium, (f"{OWN}Wrong-v0", {"step": "no seed"}), "expected reset(*, seed=None"),
     (_envpool, ("Pong-v6",), "'Pong-v5'"),
     (_envpool, ("Reach-v3",), "did you mean 'MetaWorld/Reach-v3' or 'HandReach-v3' or 'Reacher"),
@@ -177,10 +174,7 @@ MISTAKES = [
         (_envpool, ("MetaWorld/Reach-v3", {}, None, 1, None, metrics), message)
         for metrics, message in (
             ({"sucess": "max"}, "'success'"),
-            (
-                {"success": "maximum"},
-                "EnvPool.metrics['success']: got 'maximum'; did you mean 'max'",
-            ),
+            ({"success": "maximum"}, "metrics['success']: got 'maximum'; did you mean 'max'"),
             ({"success": 1}, "EnvPool.metrics"),
         )
     ),
@@ -235,10 +229,21 @@ MISTAKES = [
             (envpool.EnvPool("CartPole-v1"), "expected a JAX environment, got a host environment"),
             (wrappers.TimeLimit(cartpole.CartPole, 9), "without wrappers, which go around"),
             (wrappers.StickyActions(cartpole.CartPole), "got environments.wrappers.StickyActions"),
-            (
-                brax.Brax("inverted_pendulum", {"backend": "spring"}),
-                "no float parameter 'body_mass'",
-            ),
+            (brax.Brax("inverted_pendulum", {"backend": "spring"}), "parameter 'body_mass'"),
+        )
+    ),
+    (pgx.Pgx, ("tictactoe",), "did you mean 'tic_tac_toe'"),
+    (pgx.Pgx, ("sparrow_mahjong",), "sparrow_mahjong has 3 players, supported are 1 and 2"),
+    (pgx.Pgx, ("hex", {"sise": 5}), "has no option"),
+    (_against, (pgx.Pgx, "2048"), "expected a game of two players"),
+    (_against, (_limited, "tic_tac_toe"), "put wrappers.TimeLimit around Against"),
+    (_envpool, ("Hex-v1", {}, 9), "expected no max_episode_steps"),
+    *(
+        (adaptors.action_codec, ("Game", shape, np.int64, 0, highest, mask), "Game: number of val")
+        for shape, highest, mask in (
+            ((), 2**31 - 1, None),
+            ((2,), [1, 2**40], None),
+            ((2,), 2**16, (2**16 + 1,) * 2),
         )
     ),
     (wrappers.StickyActions, (catch.Catch, 1.0), "repeat_probability"),
@@ -253,6 +258,7 @@ OPTIONAL = {
     _playground: "mujoco_playground",
     _xminigrid: "xminigrid",
     jaxmarl.JaxMARL: "jaxmarl",
+    pgx.Pgx: "pgx",
 }
 
 
@@ -364,18 +370,3 @@ def test_a_missing_package_is_named(make, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(errors.UserError, match=rf"pip install.*{make.__name__.lower()}"):
         _ = make("ant").spec
-
-
-@pytest.mark.parametrize(
-    ("factory", "words"),
-    [
-        (_envpool("D1Basic-v1", {"use_combined_action": False}), "from 0 to inf in component [0]"),
-        (
-            gymnasium.Gymnasium(f"{OWN}Spaces-v0", {"action": spaces.Box(-1.0, np.inf, (2,))}),
-            "from -1 to inf in component [0]: expected finite ones",
-        ),
-    ],
-)
-def test_continuous_actions_without_bounds_are_refused_before_a_run(factory, words):
-    (fault,) = contract.spec_faults(factory)
-    assert words in fault

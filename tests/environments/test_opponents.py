@@ -33,7 +33,13 @@ def _position(*moves: int):
     return state, timestep
 
 
-@pytest.mark.parametrize("opponent", [opponents.Random(), opponents.Perfect(), Lowest()])
+@pytest.mark.parametrize(
+    "opponent",
+    [
+        Lowest(),
+        *(pytest.param(x(), marks=pytest.mark.slow) for x in (opponents.Random, opponents.Perfect)),
+    ],
+)
 def test_a_game_against_an_opponent_keeps_the_contract(opponent):
     contract.check_environment(opponents.Against(GAME, opponent), num_steps=60)
 
@@ -95,18 +101,21 @@ CHANCE, THREAT = (0, 3, 1, 4), (0, 4, 1)
 
 
 @pytest.mark.parametrize(
-    ("opponent", "moves", "expected"),
+    ("opponent", "positions"),
     [
-        (opponents.Greedy(), CHANCE, 2),
-        (opponents.UCT(60), CHANCE, 2),
-        (opponents.UCT(200), THREAT, 2),
-        (opponents.Perfect(), THREAT, 2),
+        (opponents.Greedy(), [CHANCE]),
+        (opponents.UCT(200), [CHANCE, THREAT]),
+        (opponents.Perfect(), [THREAT]),
     ],
 )
-def test_an_opponent_wins_at_once_and_searches_see_a_threat(opponent, moves, expected):
-    state, timestep = _position(*moves)
-    act = jax.jit(jax.vmap(lambda key: opponent.act(GAME, (), state, timestep, key)[0]))
-    assert set(np.asarray(act(jax.random.split(jax.random.key(0), 8))).tolist()) == {expected}
+def test_an_opponent_wins_at_once_and_searches_see_a_threat(opponent, positions):
+    @jax.jit
+    def act(state, timestep, keys):
+        return jax.vmap(lambda key: opponent.act(GAME, (), state, timestep, key)[0])(keys)
+
+    for moves in positions:
+        actions = act(*_position(*moves), jax.random.split(jax.random.key(0), 8))
+        assert set(np.asarray(actions).tolist()) == {2}
 
 
 def test_returns_of_playouts_are_those_of_the_player_to_move():

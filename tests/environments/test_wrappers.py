@@ -131,6 +131,22 @@ def test_stepping_from_a_packed_state_is_stepping(game):
         streams.assert_same(timestep[1:], plain[1:])
 
 
+def test_redrawn_states_differ_in_their_keys_alone():
+    state = {
+        "key": jnp.zeros(2, jnp.uint32),
+        "hash": jnp.zeros(2, jnp.uint32),
+        "time": jnp.ones(()),
+    }
+    state |= {"typed": jax.random.key(1), "several": jax.random.split(jax.random.key(2), 3)}
+    after = wrappers.redrawn(state, jax.random.key(0))
+    data = jax.device_get(jax.tree.map(jax.random.key_data, (state["typed"], state["several"])))
+    changed = {name for name, leaf in state.items() if not np.all(leaf == after[name])}
+    assert changed == {"key", "typed", "several"}
+    assert after["several"].shape == (3,) and data[0].shape == (2,)
+    again = wrappers.redrawn(state, jax.random.key(1))
+    assert after["typed"] != again["typed"]
+
+
 @pytest.mark.parametrize(
     ("wrapper", "options"),
     [

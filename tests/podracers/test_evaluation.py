@@ -165,7 +165,7 @@ def test_shares_are_the_episodes_of_the_whole(case, count):
     """Also where some have more than others, or none."""
     shares = [case.evaluator.run(PARAMS, KEY, share=(index, count)) for index in range(count)]
     assert max(share.returns.size for share in shares) == -(-NUM_EPISODES // count)
-    _assert_played(evaluation.Episodes.join(shares), case)
+    _assert_played(jax.tree.map(lambda *x: np.concatenate(x), *shares), case)
 
 
 def test_replicated_parameters_are_used_from_one_device(case, monkeypatch):
@@ -319,7 +319,7 @@ def test_an_episode_of_two_agents_has_two_rows(adaptor, monkeypatch):
     evaluator = evaluation.Evaluator(evaluation.UniformPolicy(environment.spec), environment, 5)
     whole = evaluator.run((), KEY)
     parts = [evaluator.run((), KEY, share=(index, 2)) for index in range(2)]
-    streams.assert_close(evaluation.Episodes.join(parts), whole)
+    streams.assert_close(jax.tree.map(lambda *x: np.concatenate(x), *parts), whole)
     assert whole.returns.shape == (10,) and whole.finished.all()
     for numbers in (whole.lengths, whole.metrics["out"]):
         np.testing.assert_array_equal(numbers[::2], numbers[1::2])

@@ -79,14 +79,17 @@ GAMES = {
 PLAYERS = ("ppo", "impala", "vmpo", "pqn", "rainbow", "r2d2", "sac_discrete_lstm", "muzero")
 
 
+FAST = (("pqn", "two_agents"), ("pqn", "tic_tac_toe"))
+
+
 @pytest.mark.exact
-@pytest.mark.parametrize("game", GAMES)
 @pytest.mark.parametrize(
-    "name",
+    ("name", "game"),
     [
-        "pqn",
-        "alphazero",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in PLAYERS if name != "pqn"),
+        pytest.param(name, game, marks=[pytest.mark.slow] * ((name, game) not in FAST))
+        for name in (*PLAYERS, "alphazero")
+        for game in GAMES
+        if (name, game) != ("alphazero", "two_agents")  # `Searchable` is for one agent
     ],
 )
 def test_agents_play_themselves_alike_under_both_runners(name, game):
@@ -96,8 +99,6 @@ def test_agents_play_themselves_alike_under_both_runners(name, game):
     candidate = GAMES[game]()
     count = candidate.spec.num_agents
     if name == "alphazero":
-        if count > 1:
-            pytest.skip("Searchable is for one agent")
         candidate = wrappers.Searchable(candidate)
         network = contract.tiny_network(make=muzero_networks.policy_value)
         agent = alphazero.AlphaZero(candidate.spec, network=network, **contract.SEARCH)

@@ -107,3 +107,78 @@ def test_options_that_determine_the_program_cannot_differ(name, option, values):
     runner = _runner(agent, environment, population=2, population_values=own)
     with pytest.raises(errors.UserError, match=f"cannot differ .* gamma, {option} "):
         runner.trace(0)
+
+
+def test_the_lowest_quarter_copies_the_highest_and_explores():
+    """As slow loops do with the same draws."""
+    ranges = {"rate": (0.01, 1.0), "cost": (0.0, 0.5)}
+    kinds = set()
+    for seed in range(20):
+        key = jax.random.key(seed)
+        returns = np.random.default_rng(seed).integers(0, 4, 9).astype(np.float32)
+        lowest, source = jax.jit(population.exploit)(returns, key)
+        order = sorted(range(9), key=lambda member: (returns[member], member))
+        chosen = jax.random.choice(key, np.array(order[-2:]), (2,))
+        assert lowest.tolist() == order[:2]
+        for member, copied, draw in zip(lowest, source, chosen):
+            assert copied == (draw if returns[draw] > returns[member] else member)
+        before = {"rate": np.float32([0.01, 0.1, 0.9]), "cost": np.float32([0.0, 0.2, 0.45])}
+        after = jax.jit(lambda x, key: population.explore(x, ranges, key))(before, key)
+        for index, name in enumerate(sorted(before)):
+            up, draws, drawn = _draws(jax.random.fold_in(key, index), 3)
+            low, high = ranges[name]
+            for member in range(3):
+                expected = min(max(before[name][member] * (1.25 if up[member] else 0.8), low), high)
+                if drawn[member]:
+                    share = float(draws[member])
+                    expected = low + (high - low) * share
+                    if low > 0:
+                        expected = np.exp(np.log(low) + share * (np.log(high) - np.log(low)))
+                np.testing.assert_allclose(after[name][member], expected, rtol=1e-5)
+                kinds.add((name, bool(drawn[member]), bool(up[member])))
+    assert len(kinds) == 8
+
+
+def _draws(key, size):
+    factor_key, kind_key, draw_key = jax.random.split(key, 3)
+    up = jax.random.bernoulli(factor_key, shape=(size,))
+    drawn = jax.random.bernoulli(kind_key, 0.25, (size,))
+    return up, jax.random.uniform(draw_key, (size,)), drawn
+
+
+@pytest.mark.exact
+def test_a_population_evolves_alike_on_any_devices_and_after_any_resume():
+    """A copy continues learner, replay and streams of the other, with new keys."""
+    agent, environment = contract.AGENTS["r2d2"]()
+    evolving = {
+        "population": 4,
+        "population_values": {"learning_rate": (0.001, 0.002, 0.005, 0.01)},
+        "pbt_period": 3,
+        "pbt_ranges": {"R2D2.learning_rate": (0.0001, 0.1)},
+    }
+    runner = _runner(agent, environment, **evolving)
+    before = streams.to_numpy(runner.step(runner.init(SEED), 2)[0])
+    state, third = runner.step(runner.step(runner.init(SEED), 2)[0], 1)
+    source = np.asarray(third.means["pbt/source"].result(), int)
+    (copy,) = np.flatnonzero(source != np.arange(4))
+    after = streams.to_numpy(state)
+    parts = after.learner, after.memory, after.streams._replace(environment=())
+    pairs = [x[np.array([copy, source[copy]])] for x in jax.tree.leaves(parts)]
+    streams.assert_same(*zip(*pairs))
+    own_keys = [x.streams.environment.key for x in (before, after)]
+    streams.assert_same(*own_keys)
+    rates = [x.evolution.options["learning_rate"] for x in (before, after)]
+    assert rates[1][copy] not in rates[0]
+    others = np.delete(np.arange(4), copy)
+    np.testing.assert_array_equal(rates[1][others], rates[0][others])
+    assert not np.any(after.evolution.returns.count)
+    # A resumed run puts arrays of the host on devices.
+    shardings = jax.tree.map(lambda x: x.sharding, state)
+    whole = runner.step(runner.init(SEED), 7)[0]
+    resumed = runner.step(jax.device_put(jax.device_get(state), shardings), 4)[0]
+    streams.assert_same(streams.to_numpy(resumed), streams.to_numpy(whole))
+    alone = dataclasses.replace(runner, num_devices=1)
+    single = streams.to_numpy(alone.step(alone.init(SEED), 7)[0])
+    whole = streams.to_numpy(whole)
+    streams.assert_close(single.evolution, whole.evolution, rtol=1e-4)
+    streams.assert_close(single.learner, whole.learner, rtol=1e-2, atol=1e-3)

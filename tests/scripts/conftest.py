@@ -1,8 +1,10 @@
 """Scripts as functions of this process: importing JAX takes longer than most of them."""
 
 import contextlib
+import fcntl
 import importlib
 import io
+import os
 import subprocess
 import sys
 import types
@@ -41,12 +43,20 @@ experiment.Experiment.greedy_evaluation_episodes = 200
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory, run):
-    """The directory of an uninterrupted run, beside its configuration `tiny.gin`; copy it."""
-    folder = tmp_path_factory.mktemp("reference")
-    config = processes.config_file(folder, _MANY)
-    result = run("train", "--gin_file", config, "--run_dir", folder / "reference")
-    assert result.returncode == 0, result.stderr
-    assert "Results" in result.stdout
+    """The directory of an uninterrupted run, beside its configuration `tiny.gin`; copy it.
+
+    One worker trains it for all.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared_reference"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "reference" / "summary.json").exists():
+            config = processes.config_file(folder, _MANY)
+            result = run("train", "--gin_file", config, "--run_dir", folder / "reference")
+            assert result.returncode == 0, result.stderr
+            assert "Results" in result.stdout
     return folder / "reference"
 
 

@@ -3,15 +3,20 @@
 Axis legend: `B` streams, `T` time.
 """
 
+import base64
 import contextlib
 import dataclasses
 import functools
+import http.server
 import importlib.util
 import json
 import re
 import sys
+import threading
 import zipfile
+from typing import Any
 
+import huggingface_hub
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -23,8 +28,10 @@ from agents import dqn, networks, ppo, sac
 from agents.meta import rules
 from agents.meta.lpg import rule as rule_lib
 from agents.networks import encoders
+from podracers import agent as agent_lib
 from podracers import environment, errors, precision, trees, types
-from podracers.commands import export
+from podracers.exports import archive, onnx_model
+from podracers.exports import program as program_lib
 from podracers.training import trained
 from tests import contract, documented, processes, streams
 
@@ -54,7 +61,7 @@ def _program(agent, spec, **options):
         return jnp.full(x.shape, abs(values) if is_statistic else values, x.dtype)
 
     params = jax.tree_util.tree_map_with_path(leaf, shapes)
-    return export.Program(agent, params, spec, precision.Precision(**options))
+    return program_lib.Program(agent, params, spec, precision.Precision(**options))
 
 
 def _timestep(spec, first, rng):
@@ -129,12 +136,13 @@ def _acted(program, timesteps):
 
 def _assert_equals_agent(program, folder, batch_sizes=(3, 8)):
     """One stream acts by the loop of the page."""
-    export._write(program, {"platforms": ["cpu"], "batch_size": None}, folder / "policy")
+    _, data = archive.archived(program, {"platforms": ["cpu"], "batch_size": None})
+    (folder / "policy").write_bytes(data)
     with zipfile.ZipFile(folder / "policy") as file:
         programs = [jax.export.deserialize(file.read(f"cpu/{name}")) for name in ("initial", "act")]
     initial, act = (jax.jit(exported.call) for exported in programs)
     kept, _ = jax.tree.unflatten(programs[1].in_tree, programs[1].in_avals)
-    kept = export.Arguments(*kept)
+    kept = program_lib.Arguments(*kept)
 
     for size in (1, *batch_sizes):
         timesteps, exported = _timesteps(program.spec, size), []
@@ -222,7 +230,7 @@ def test_a_policy_reads_the_leaves_that_later_actions_depend_on(tmp_path):
     scalar = specs.Array((), np.float32)
     observation = {"late": scalar, "never": scalar}
     spec = environment.EnvironmentSpec("delayed", observation, _ACTION)
-    program = export.Program(_Delayed(), (), spec, precision.DEFAULT)
+    program = program_lib.Program(_Delayed(), (), spec, precision.DEFAULT)
     kept = _assert_equals_agent(program, tmp_path, batch_sizes=(2,))
     assert [*kept.observation] == ["late"] and kept.reward is None
     assert {*kept.state} == {"actor/later", "actor/next"}
@@ -232,7 +240,7 @@ def test_programs_have_the_layouts_of_their_platforms():
     program = _program(*_images(encoders.NatureCNN(hidden=8), 36))
     frames = {}
     for platform in ("cpu", "cuda", "tpu"):
-        kept, *programs = program.export(platform, None)
+        kept, *programs = archive.export(program, platform, None)
         assert [exported.platforms for exported in programs] == [(platform,)] * 2
         frames[platform] = kept.state["actor/frames"]
     assert not any(isinstance(each.shape[0], int) for each in frames.values())
@@ -244,10 +252,88 @@ def test_programs_have_the_layouts_of_their_platforms():
 def test_bounds_are_described():
     mask = specs.BoundedArray((3,), bool, False, True)
     about = {"shape": [3], "dtype": "bool", "minimum": False, "maximum": True}
-    assert export._described(mask) == about
+    assert program_lib._described(mask) == about
     about = {"shape": [2], "dtype": "float32", "minimum": [-1.0, 0.0], "maximum": 3.0}
-    assert export._described(_ACTION) == about
-    assert "maximum" not in export._described(_ACTION.replace(maximum=[np.inf, 3.0]))
+    assert program_lib._described(_ACTION) == about
+    assert "maximum" not in program_lib._described(_ACTION.replace(maximum=[np.inf, 3.0]))
+
+
+def _greedy(agent):
+    """Returns an agent that draws nothing in evaluations."""
+    agent = agent_lib.greedy(agent) or agent
+    is_random = hasattr(agent, "evaluation_epsilon")
+    return dataclasses.replace(agent, evaluation_epsilon=0.0) if is_random else agent
+
+
+_MODELS = {name: make for name, make in (contract.AGENTS | _CASES).items() if name != "muzero"}
+
+
+@pytest.mark.parametrize(
+    "name", [x if x == "dqn" else pytest.param(x, marks=pytest.mark.slow) for x in _MODELS]
+)
+def test_an_onnx_model_acts_as_its_agent(name, tmp_path):
+    """One stream whose observation is an array acts by the loop of the page."""
+    pytest.importorskip("jax2onnx")
+    agent, candidate = _MODELS[name]()
+    program = _program(_greedy(agent), getattr(candidate, "spec", candidate))
+    kept, data = onnx_model.converted(program, {"batch_size": None})
+    session = onnx_model.session(data)
+    for size in (1, 3):
+        timesteps = _timesteps(program.spec, size)
+        state = {key: np.zeros((size, *x.shape[1:]), x.dtype) for key, x in kept.state.items()}
+        actions, expected = _acted(program, timesteps)
+        if size == 1 and not isinstance(kept.observation, dict):
+            names = {"robot": _Robot(kept.observation, timesteps)}
+            (tmp_path / "policy.onnx").write_bytes(data)
+            with contextlib.chdir(tmp_path):
+                exec(documented.program("onnx", documented.DOCS / "export.md"), names)
+            np.testing.assert_allclose(names["robot"].actions, actions, 1e-5, 1e-5)
+        for timestep, action in zip(timesteps, actions):
+            observation = _kept(kept.observation, timestep.observation)
+            reward = None if kept.reward is None else timestep.reward
+            arguments = program_lib.Arguments(state, observation, timestep.first(), reward)
+            outputs = dict(
+                zip(onnx_model.output_names(kept), session.run(None, trees.leaves(arguments)))
+            )
+            assert outputs["action"].dtype == action.dtype
+            np.testing.assert_allclose(outputs["action"], action, 1e-5, 1e-5)
+            state = {key: outputs[f"next_state/{key}"] for key in state}
+        for key, leaf in state.items():
+            np.testing.assert_allclose(leaf, expected[key], 1e-4, 1e-5, err_msg=key)
+    about = json.loads(session.get_modelmeta().custom_metadata_map["policy.json"])
+    assert about["reads_reward"] == (kept.reward is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mode(_Delayed):
+    """A policy that computes what ONNX, jax2onnx or onnxruntime has not."""
+
+    operator: Any = None
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        return self.operator(timestep.observation["late"], key), actor_state, ()
+
+
+@pytest.mark.parametrize(
+    ("operator", "message"),
+    [
+        (lambda x, key: jax.vmap(jax.random.uniform)(key), "_Mode draws random numbers"),
+        (
+            lambda x, key: jax.lax.linalg.schur(x[:, None, None])[0][:, 0, 0],
+            "convert .*_Mode: .*schur",
+        ),
+        (
+            lambda x, key: jax.lax.cummax(jnp.stack([x, x]).astype(jnp.int32))[0],
+            "model of .*_Mode does not run: ",
+        ),
+    ],
+)
+def test_a_policy_that_onnx_cannot_hold_is_refused(operator, message):
+    pytest.importorskip("jax2onnx")
+    spec = environment.EnvironmentSpec("any", {"late": specs.Array((), np.float32)}, _ACTION)
+    program = program_lib.Program(_Mode(operator=operator), (), spec, precision.DEFAULT)
+    with pytest.raises(errors.UserError, match=message):
+        onnx_model.converted(program, {"batch_size": None})
 
 
 class _Batched(ppo.PPO):
@@ -259,8 +345,8 @@ class _Batched(ppo.PPO):
 def test_a_batch_size_is_fixed_for_code_that_depends_on_it():
     program = _program(*_continuous(_Batched))
     with pytest.raises(errors.UserError, match="open batch dimension; fix it by --batch_size"):
-        program.export("cpu", None)
-    _, initial, act = program.export("cpu", 2)
+        archive.export(program, "cpu", None)
+    _, initial, act = archive.export(program, "cpu", 2)
     assert [each.in_avals[0].shape[0] for each in (initial, act)] == [2, 2]
 
 
@@ -268,9 +354,9 @@ def test_a_search_in_the_environment_is_refused():
     scalar = specs.Array((), np.float32)
     observation = {environment.STATE: scalar, "never": scalar}
     spec = environment.EnvironmentSpec("searched", observation, _ACTION)
-    program = export.Program(_Delayed(environment.STATE), (), spec, precision.DEFAULT)
+    program = program_lib.Program(_Delayed(environment.STATE), (), spec, precision.DEFAULT)
     with pytest.raises(errors.UserError, match="_Delayed searches in the environment"):
-        program.export("cpu", None)
+        archive.export(program, "cpu", None)
 
 
 @pytest.fixture(scope="module")
@@ -323,7 +409,7 @@ def test_the_loop_of_the_page_drives_a_robot_without_the_project(run_dir, run, t
 
     policy = trained.load(run_dir, member=1)
     spec = policy.parts.environment.spec
-    program = export.Program(policy.parts.agent, policy.params, spec, precision.DEFAULT)
+    program = program_lib.Program(policy.parts.agent, policy.params, spec, precision.DEFAULT)
     timesteps = _timesteps(spec, 1)
     np.save(tmp_path / "observations.npy", [x.observation[0] for x in timesteps])
     page = documented.program("robot", documented.DOCS / "export.md")
@@ -352,8 +438,104 @@ def test_greedy_actions_need_no_seed(run_dir, run, tmp_path):
     assert initial(np.zeros(2, np.uint32)) == {}
 
 
+class _Hub(http.server.BaseHTTPRequestHandler):
+    """The part of the hub's API that an upload needs, for models that the token `known` writes."""
+
+    def do_GET(self):
+        self._answer({}, 404)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        path, home = self.path, f"http://{self.headers['Host']}/someone/pendulum"
+        if self.headers["Authorization"] != "Bearer known":
+            self._answer({"error": "no such token"}, 401)
+        elif path == "/api/repos/create":
+            self.server.repositories.append(json.loads(body))
+            self._answer({"url": home})
+        elif path == "/api/models/someone/pendulum/preupload/main":
+            names = [file["path"] for file in json.loads(body)["files"]]
+            files = [{"path": x, "uploadMode": "regular", "shouldIgnore": False} for x in names]
+            self._answer({"files": files})
+        elif path == "/api/models/someone/pendulum/commit/main":
+            lines = [json.loads(line)["value"] for line in body.splitlines()]
+            for file in lines[1:]:
+                self.server.files[file["path"]] = base64.b64decode(file["content"])
+            self._answer({"commitUrl": f"{home}/commit/1", "commitOid": "1"})
+        else:
+            self._answer({})
+
+    def _answer(self, values, code=200):
+        data = json.dumps(values).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
+        server.repositories, server.files = [], {}
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+_PUSH = """
+import pathlib, sys
+from podracers.exports import cards
+cards.require_login("someone/pendulum")
+print(cards.push("someone/pendulum", pathlib.Path(sys.argv[1]), "a card"))
+"""
+
+
+def _environment(hub, token):
+    return {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_TOKEN": token}
+
+
+@pytest.mark.parametrize("token", ["known", "unknown"])
+def test_a_file_and_its_card_are_uploaded_in_one_commit(hub, token, tmp_path):
+    """A new process, for the package reads the environment once."""
+    (tmp_path / "policy").write_bytes(b"data")
+    command = [sys.executable, "-c", _PUSH, tmp_path / "policy"]
+    ended = processes.finish(processes.spawn(command, _environment(hub, token)))
+    if token == "unknown":
+        assert "RunFailure: --push someone/pendulum: " in ended.stderr and not hub.files
+        return
+    assert ended.stdout.strip().endswith("/someone/pendulum"), ended.stderr
+    assert hub.repositories == [{"name": "pendulum", "organization": "someone"}]
+    assert hub.files == {"policy": b"data", "README.md": b"a card"}
+
+
+@pytest.mark.slow
+def test_a_run_is_uploaded_as_an_onnx_model_with_its_card(hub, run_dir, tmp_path):
+    pytest.importorskip("jax2onnx")
+    words = ("--run_dir", run_dir, "--member", 1, "--out", tmp_path / "p.onnx", "--format", "onnx")
+    environment = _environment(hub, "known")
+    ended = processes.run("export", *words, "--push", "someone/pendulum", environment=environment)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    text = hub.files["README.md"].decode()
+    assert text == (tmp_path / "p.onnx.md").read_text()
+    assert hub.files["p.onnx"] == (tmp_path / "p.onnx").read_bytes()
+    card = huggingface_hub.ModelCard(text)
+    (result,) = card.data.eval_results
+    assert (result.task_type, result.dataset_name) == ("reinforcement-learning", "Pendulum")
+    printed = re.search(r"\.md: return (\S+) ± ", ended.stdout)
+    np.testing.assert_allclose(result.metric_value, float(printed[1]), atol=0.01)
+    commit = json.loads((run_dir / "summary.json").read_text())["commit"]
+    assert f"- Commit: {commit}" in text and "seed 1, 64 agent steps" in text
+    with contextlib.chdir(tmp_path):
+        exec(re.search("```python\n(.*)```", text, re.DOTALL)[1], names := {})
+    assert [x.name for x in names["session"].get_inputs()] == ["observation", "first"]
+
+
 @pytest.mark.slow
 def test_a_missing_package_is_named(run_dir, run, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     result = run("export", "--run_dir", run_dir, "--out", tmp_path / "policy")
-    processes.assert_mistake(result, "pip install flatbuffers")
+    processes.assert_mistake(result, "pip install 'flatbuffers'")

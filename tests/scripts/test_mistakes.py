@@ -1,5 +1,6 @@
 """Mistakes on the command lines of scripts: one line and exit code 2, and nothing is written."""
 
+import gc
 import json
 import shlex
 import shutil
@@ -16,6 +17,7 @@ _CATCH = "environments.catch.Catch"
 _COMPARE = "compare --gin_file {config} --seeds 1 --output_dir {folder}/new --runners"
 _EXPORT = "export --run_dir {run} --out {folder}/policy"
 _PLOT = "plot --out {folder}/x.png --run_dir"
+_RESUME = "train --run_dir {run} --resume"
 _REPRODUCE = "reproduce --results {ledger} --out {folder}/new"
 _SWEEP = "sweep {config} --study {folder}/study --space"
 
@@ -80,6 +82,7 @@ MISTAKES = [
     ("evaluate --run_dir {run} --video {folder}/no/x.gif", "--video: cannot write '{folder}/no/"),
     ("evaluate --run_dir {run} --video x.mp4", "expected a name in .gif, got 'x.mp4'"),
     (f"{_EXPORT} --platforms cpu,gpu", "expected some of cpu,cuda,rocm,tpu, got 'gpu'"),
+    (f"{_EXPORT} --push a/b/c", "--push: Repo id must be"),
     ("export --run_dir {run} --out {folder}/no/policy", "'{folder}/no' is no folder"),
     ("export --run_dir {run} --out {folder}", "it is a folder"),
     ("evaluate_rule --run_dir {run} --json {folder}/no/x.json", "--json: cannot write"),
@@ -116,6 +119,10 @@ MISTAKES = [
     ),
     (f"{_BEGIN} {{run}} --gin_bindings \"Experiment.initial_parts = ('encodr',)\"", "'encoder'"),
     ("train --run_dir {run} --resume --initial_run {begun}", "keeps its initial_run, default"),
+    (f"{_RESUME} --gin_bindings 'Catch.columns = 7'", "does not fit"),
+    (f"{_RESUME} --gin_bindings 'Experiment.environment = @GridWorld'", "its environment, Cat"),
+    (f"{_RESUME} --gin_file gin/agents/dqn.gin", "keeps its agent, PPO: got DQN"),
+    (f"{_RESUME} --runner sebulba", "keeps its runner, Anakin: got Sebulba"),
     ("train --gin_file {config} --distributed", "--coordinator HOST:PORT"),
     (f"{_SWEEP} {{folder}}/none.toml", "cannot read '{folder}/none.toml'"),
     (f"{_SWEEP} {{config}}", "tiny.gin: "),
@@ -162,7 +169,9 @@ def places(tmp_path_factory, reference):
 
 
 def _files(places):
-    return sorted(path for path in places["folder"].rglob("*") if path.name != ".lock")
+    """Returns all paths, and what the configurations are."""
+    paths = [path for path in places["folder"].rglob("*") if path.name != ".lock"]
+    return sorted((path, path.suffix == ".gin" and path.read_bytes()) for path in paths)
 
 
 @pytest.mark.parametrize(("words", "phrase"), MISTAKES)
@@ -171,4 +180,6 @@ def test_a_mistake_is_one_line_and_leaves_nothing(places, run, words, phrase):
     result = run(*shlex.split(words.format_map(places)))
     processes.assert_mistake(result, phrase.format_map(places))
     assert _files(places) == before
+    if "--resume" in words:
+        gc.collect()  # frees the lock, as the end of a process does
     signal.signal(signal.SIGTERM, handler)

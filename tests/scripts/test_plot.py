@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from podracers import errors
 from podracers.training import experiment, run_directory
 
 CATCH = "gin/experiments/catch_ppo.gin"
@@ -142,6 +143,34 @@ def test_population_values_are_configurations(make, curves):
     ]
     labels = (f"PPO, Anakin, learning_rate = {rate}" for rate in (0.001, 0.0003))
     assert _drawn(curves, *paths) == {"Catch": dict(zip(labels, (2, 3)))}
+
+
+def test_the_options_of_an_evolving_population_are_drawn_by_lineage(make, curves, tools):
+    """Its members are seeds of one configuration."""
+    pbt = ("Anakin.population = 4", "Anakin.population_values = {'gamma': (0.5, 0.6)}")
+    pbt += ("Anakin.pbt_period = 1", "Anakin.pbt_ranges = {'gamma': (0.1, 0.9)}")
+    path = make([CATCH], *pbt, seeds=(0, 1, 2, 3))
+    assert _drawn(curves, path) == {"Catch": {"PPO, Anakin": 4}}
+    rates = [(0.5, 0.6, 0.5, 0.6), (0.5, 0.6, 0.4, 0.6), (0.5, 0.6, 0.4, 0.3)]
+    sources = [(0, 1, 0, 3), (None,) * 4, (0, 1, 2, 2)]
+    rows = [
+        {"step": step}
+        | {f"pbt/gamma/seed_{seed}": x for seed, x in enumerate(rates[index])}
+        | {f"pbt/source/seed_{seed}": x for seed, x in enumerate(sources[index])}
+        for index, step in enumerate((10, 20, 30))
+    ]
+    plotting = tools("results.plotting").plotting
+    options, copies = plotting.segments(rows, "gamma")
+    # Founder, and ends of the line: member 2 descends from member 0 after the first line.
+    drawn = [(founder, x) for founder, (x, _) in options]
+    assert drawn == [(member, (0, 10)) for member in range(4)] + [
+        (founder, (10 * n, 10 * n + 10)) for n in (1, 2) for founder in (0, 1, 0, 3)
+    ]
+    assert [values for _, (_, values) in options] == [(x, x) for row in rates for x in row]
+    assert copies == [(0, ((10, 10), (0.5, 0.4)))]  # that after the last line has no option yet
+    assert len(plotting.lineage(rows).axes) == 1
+    with pytest.raises(errors.UserError, match="logged no population that evolves"):
+        plotting.lineage([{"step": 1, "loss": 2.0}])
 
 
 def test_an_option_that_a_resume_changed_is_a_configuration_of_its_own(make, curves):

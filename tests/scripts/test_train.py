@@ -105,26 +105,6 @@ def test_a_run_that_is_killed_stopped_and_resumed_equals_an_uninterrupted_one(
     assert summary["wall_time_s"] > times[-1]
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "phrase"),
-    [
-        ("--gin_bindings", "catch.Catch.columns = 7", "does not fit"),
-        ("--gin_bindings", "Experiment.environment = @gridworld.GridWorld", "its environment, Cat"),
-        ("--gin_file", "gin/agents/dqn.gin", "keeps its agent, PPO: got DQN"),
-        ("--runner", "sebulba", "keeps its runner, Anakin: got Sebulba"),
-    ],
-)
-def test_a_resumed_run_refuses_changes_that_cannot_be(
-    reference, tmp_path, run, option, value, phrase
-):
-    path = tmp_path / "run"
-    shutil.copytree(reference, path, ignore=shutil.ignore_patterns(".lock"))
-    result = run(_HERE, "--run_dir", path, "--resume", option, value)
-    processes.assert_mistake(result, phrase)
-    assert sorted(os.listdir(path)) == sorted({".lock", *os.listdir(reference)})
-    assert (path / "config.gin").read_bytes() == (reference / "config.gin").read_bytes()
-
-
 def test_a_resumed_run_announces_changes_and_keeps_the_earlier_configuration(
     reference, tmp_path, run
 ):

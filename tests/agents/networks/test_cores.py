@@ -9,7 +9,6 @@ import pytest
 from flax import traverse_util
 
 from agents.networks import cores
-from podracers import errors
 from tests import streams
 from tests.agents import experience
 
@@ -172,12 +171,6 @@ def test_chrono_biases_are_logarithms_of_uniform_numbers_of_steps(core, name, si
             assert 0.99 < steps.min() < 5.0 and 96.0 < steps.max() < 100.01
             np.testing.assert_allclose(np.mean(steps), 50.5, atol=6.0)
         np.testing.assert_array_equal(block, sign * np.abs(blocks[np.argmax(np.abs(signs))]))
-
-
-@pytest.mark.parametrize("value", [2, 1.5])
-def test_chrono_steps_are_checked(value):
-    with pytest.raises(errors.UserError, match=r"MinGRU.chrono_steps: expected an int of at least"):
-        cores.MinGRU(4, value)
 
 
 # Without and with a projection of the features.

@@ -9,7 +9,7 @@ import pytest
 
 from agents.backends import layouts
 from agents.networks import layers
-from podracers import errors, parallel
+from podracers import parallel
 from tests import streams
 from tests.agents import experience
 
@@ -57,13 +57,6 @@ def test_cells_share_the_weights_of_a_linear_layer():
     shapes = jax.tree.map(jnp.shape, params["params"])
     assert shapes == {name: {"kernel": (3, 2), "bias": (2,)} for name in ("mean", "deviation")}
     assert outputs.shape == (2, 3, 8)
-
-
-@pytest.mark.parametrize(("features", "inputs"), [(8, 13), (9, 12)])
-def test_cells_must_divide_features_and_outputs(features, inputs):
-    layer = layers.Dense(features, num_cells=4)
-    with pytest.raises(errors.UserError, match="4 cells do not divide"):
-        layer.init(jax.random.key(0), jnp.zeros((1, inputs)))
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

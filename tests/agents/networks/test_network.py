@@ -3,7 +3,6 @@
 import copy
 import functools
 import importlib
-import re
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from agents import networks
 from agents.meta import rules
 from agents.meta.rules import interface
 from agents.networks import cores, encoders, heads, muzero, sac, tables
-from podracers import environment, errors, parallel, types
+from podracers import environment, parallel, types
 from tests import streams
 from tests.agents import experience
 
@@ -209,18 +208,6 @@ def test_encoders_that_read_integers_get_them(encoder, num_inputs):
     assert jax.tree.leaves(params["torso"])[-1].shape == (num_inputs, 3)
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_more_values_than_codes_are_refused_with_the_choice(name):
-    spec = _spec(
-        {"seed": specs.DiscreteArray(2048), "place": {"number": specs.DiscreteArray(2049)}}
-    )
-    pattern = r"test: observation\['place'\]\['number'\] has 2,049 values.*OneHot.*Table"
-    with pytest.raises(errors.UserError, match=pattern) as caught:
-        network = MAKERS[name](spec, frame_stack=1)
-        network.step({}, network.initial_core(1), networks.zero_timestep(spec))
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("size", [1, 4])  # most time steps of a part: 1, and 3 of the 6
 @pytest.mark.parametrize("name", ["lstm", pytest.param("frames_lstm", marks=pytest.mark.slow)])
 def test_a_rollout_in_parts_has_the_same_values(name, size, monkeypatch):
@@ -319,43 +306,6 @@ def test_a_separate_critic_shares_nothing():
     gradient = jax.device_get(gradient(params))
     touched = {name for name, tree in gradient.items() if any(map(np.any, jax.tree.leaves(tree)))}
     assert touched == {"torsos_1", "value"}
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "words"),
-    [
-        (networks.actor_critic, {"critic_keys": ("bord",)}, "MIXED has no 'bord'; did you mean"),
-        (networks.actor_critic, {"policy_keys": ("action_mask",)}, "; known: board, inventory"),
-        (networks.actor_critic, {"policy_keys": "board"}, "policy_keys: expected tuple[str, ...]"),
-        (
-            networks.actor_critic,
-            {"policy_keys": ("board",), "separate_critic": False},
-            "separate_critic: expected True, because the critic has other keys",
-        ),
-        (
-            networks.actor_critic,
-            {"critic_encoder": encoders.OneHot(encoders.MLP(), 2)},
-            "critic_encoder: expected one that reads integers",
-        ),
-        (sac.sac_network, {"policy_keys": ("count",)}, "policy_keys: the observation of MIXED has"),
-        (
-            sac.sac_network,
-            {"policy_keys": ("board",), "encoder": SMALL_CNN},
-            "encoder: expected None, because policy_keys and critic_keys differ",
-        ),
-        (
-            sac.sac_network,
-            {"policy_keys": ("board",), "core": cores.GRU(8)},
-            "core: expected None, because policy_keys and critic_keys differ",
-        ),
-    ],
-)
-def test_wrong_keys_of_an_observation_are_one_line(make, options, words):
-    spec = environment.EnvironmentSpec("MIXED", MIXED, DISCRETE)
-    head = sac.head_from_spec(spec) if make is sac.sac_network else HEAD
-    with pytest.raises(errors.UserError, match=re.escape(words)) as caught:
-        make(spec, head, **options)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["actor_critic", "q_network", "policy_value"])

@@ -10,7 +10,6 @@ import numpy as np
 import optax
 import pytest
 
-from agents import ppo
 from agents.backends import layouts
 from agents.networks import popart
 from agents.parts import minibatches, optimization, preprocessing
@@ -107,13 +106,6 @@ def test_equal_numbers_still_give_a_permutation():
     numbers = np.float32([[0.5, 0.1, 0.5, 0.5], [0.3, 0.3, 0.3, 0.3]])
     ranks = streams.evaluate(minibatches._ranks, numbers)
     np.testing.assert_array_equal(ranks, [[1, 0, 2, 3], [0, 1, 2, 3]])
-
-
-def test_errors_name_both_numbers():
-    with pytest.raises(errors.UserError, match=r"minibatches = 4 .* the 6 steps .* 1, 2, 3, 6"):
-        minibatches.dealer(TRANSITIONS, TREE, (), 4)
-    with pytest.raises(errors.UserError, match=r"minibatches = 5 .* the 24 environments .* 4, 6"):
-        minibatches.over_streams(TREE, ROW, jax.random.key(0), 5)
 
 
 PARAMS = {"x": jnp.array([1.0, -2.0])}
@@ -233,11 +225,3 @@ def test_an_optimizer_of_optax_replaces_that_of_the_weights(name, options, other
     actual = {path.removeprefix("network/") for path, leaf in leaves if not np.all(leaf == 3.0)}
     assert actual == others
     assert float(optimizer.learning_rate_at(jnp.float32(0.0))) == 0.25
-
-
-def test_optimizers_of_another_kind_are_refused():
-    spec = streams.RandomEpisodes().spec
-    with pytest.raises(errors.UserError, match=r"optimizer.*expected a GradientTransformation"):
-        ppo.PPO(spec, optimizer=lambda learning_rate: learning_rate)
-    with pytest.raises(errors.UserError, match=r"scale_by_adam.*'learning_rate'"):
-        ppo.PPO(spec, optimizer=optax.scale_by_adam)

@@ -309,28 +309,6 @@ def test_a_ring_draws_the_same_after_two_billion_steps(name):
         assert actual.ready and actual.size == case.capacity - 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"capacity": 2**30}, r"Replay.capacity: expected .* \(up to 1073741823\)"),
-        ({"capacity": 31}, "replay_capacity = 31 .* needs at least 32"),
-        ({"capacity": 4000, "batch_size": 6}, "over 4 learner devices: use 4 or 8"),
-        ({"capacity": 40, "min_size": 40}, "min_replay = 40: expected at most"),
-    ],
-)
-def test_an_impossible_replay_is_a_user_error(options, message):
-    buffer = replay.Replay(**{"sequence_length": 4, "batch_size": 8} | options)
-    in_specs = (types.Rollout(COLUMNS, COLUMNS, COLUMNS, P()),)
-    init = experience.on_devices(buffer.init, 4, in_specs)
-    with pytest.raises(errors.UserError, match=message):
-        jax.eval_shape(init, _rollout(Case(steps=4, length=4, rollouts=2), 0))
-
-
-def test_a_loss_without_priorities_is_a_user_error():
-    with pytest.raises(errors.UserError, match=r"LossOutput\.priority .*, got None"):
-        CASES["priorities"].replay.update_priorities(None, None, None)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["r2d2", "sac_gru", "muzero"])
 def test_the_replay_ratio_counts_the_states_that_are_learnt_from(name):

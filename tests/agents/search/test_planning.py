@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import alphazero, muzero
+from agents import alphazero, muzero, networks
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from agents.parts import optimization, returns
 from agents.replay import replay
 from agents.search import planning, tree_search
 from environments import catch, wrappers
-from podracers import evaluation, types
+from podracers import environment, evaluation, types
 from tests import contract, streams
 from tests.agents import experience
 
@@ -246,6 +246,33 @@ def test_the_temperature_falls_with_agent_steps():
         np.testing.assert_allclose(params.exploration, expected)
 
 
+@pytest.mark.parametrize("name", ["alphazero", "muzero"])
+def test_actions_are_the_searchs_best_after_the_first_moves_of_an_episode(name):
+    """Streams are at moves 0 to 5; the third and the last one begin an episode."""
+    agent = _alphazero(streams.RandomEpisodes(masked=True))[0] if name == "alphazero" else _muzero()
+    agent = dataclasses.replace(agent, temperature_moves=3)
+    core = agent.init_actor(jnp.arange(6), 6)
+    core = jax.tree.map(lambda x: jnp.arange(6), core)
+    searched = []
+
+    def run(search, model, root, legal, temperature, key):
+        searched.append(temperature)
+        return tree_search.Plan(jnp.zeros(6, jnp.int32), jnp.zeros((6, 3)), jnp.zeros(6))
+
+    timestep = jax.tree.map(lambda x: jnp.repeat(x, 6, axis=0), networks.zero_timestep(agent.spec))
+    begins = jnp.arange(6) % 3 == 2
+    timestep = timestep._replace(step_type=jnp.where(begins, types.FIRST, types.MID))
+    params = agent.actor_params(agent.init_learner(jax.random.key(0)))
+    key = jax.random.split(jax.random.key(0), 6)
+    with mock.patch.object(tree_search.Search, "run", run):
+        _, after, _ = agent.act(params, core, timestep, key)
+        agent.act(params, core, timestep, key, True)
+    np.testing.assert_allclose(searched[0], [1, 1, 1, 0, 0, 1], atol=1e-30)
+    assert np.all(searched[0] > 0.0)  # the noise at the root stays
+    assert searched[1] == 0.0
+    np.testing.assert_array_equal(jax.tree.leaves(after)[0], [1, 2, 1, 4, 5, 1])
+
+
 def _alphazero(game, **search):
     candidate = wrappers.Searchable(game)
     network = functools.partial(
@@ -273,11 +300,32 @@ def test_alphazero_plays_catch_by_searching_without_learning():
     assert np.mean(returns) > 0.9  # an untrained network; random play reaches -0.4
 
 
+def test_a_search_does_not_know_the_coming_random_events():
+    """Two states that differ in their keys have the same plan, and steps from them differ."""
+    agent, candidate = _alphazero(streams.RandomEpisodes(masked=True), num_simulations=4)
+    params = agent.actor_params(jax.jit(agent.init_learner)(jax.random.key(0)))
+    inner, timestep = candidate.reset(jax.random.key(0))
+    states = [inner, inner._replace(key=jax.random.key(7))]
+    steps = [candidate.inner.step(state, 0)[1].reward for state in states]
+    assert steps[0] != steps[1]
+    key = jax.random.split(jax.random.key(1), 1)
+
+    def plan(state):
+        shown = wrappers.with_part(timestep.observation, environment.STATE, candidate.pack(state))
+        row = jax.tree.map(lambda x: x[None], timestep._replace(observation=shown))
+        return agent.act(params, agent.init_actor(jnp.arange(1), 1), row, key)
+
+    streams.assert_same(*map(jax.jit(plan), states))
+
+
 def test_a_search_steps_the_environment_and_nothing_follows_an_ending():
-    agent, _ = _alphazero(streams.RandomEpisodes(masked=True))
+    """In a game of two players: where the turn passes, the discount is negative."""
+    agent, _ = _alphazero(streams.RandomEpisodes(masked=True, players=2))
     params = agent.actor_params(jax.jit(agent.init_learner)(jax.random.key(0)))
     model, size = agent.spec.model, 32
-    inner, _ = jax.vmap(streams.RandomEpisodes().reset)(jax.random.split(jax.random.key(0), size))
+    inner, _ = jax.vmap(streams.RandomEpisodes(players=2).reset)(
+        jax.random.split(jax.random.key(0), size)
+    )
     ended, value = np.arange(size) % 4 == 0, np.float32(np.arange(size) % 8)
     node = alphazero._Node(jax.vmap(model.pack)(inner), ended, value, jnp.zeros((size, 3)))
     action = jnp.zeros(size, jnp.int32)
@@ -286,6 +334,7 @@ def test_a_search_steps_the_environment_and_nothing_follows_an_ending():
     streams.assert_same(*jax.tree.map(lambda x: x[ended], (after, node)))
     timestep, _ = streams.evaluate(jax.vmap(model.step_from), node.state, action)
     assert timestep.terminated()[~ended].any() and timestep.truncated()[~ended].any()
+    assert (timestep.discount < 0.0)[~ended].any()
     streams.assert_same(after.ended, ended | timestep.last())
     streams.assert_close(output.reward, np.where(ended, 0.0, timestep.reward))
     streams.assert_close(output.discount, np.where(ended, 1.0, GAMMA * timestep.discount))

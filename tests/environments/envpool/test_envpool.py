@@ -203,15 +203,6 @@ def test_observation_keys_keep_the_mask():
     assert set(timestep.observation) == set(factory.spec.observation) == {"grid", "action_mask"}
 
 
-def test_jax_twins():
-    twins = {
-        "CartPole-v1": "@cartpole.CartPole",
-        "Pong-v5": None,
-        "Maze-v0": "@jumanji.Jumanji with Jumanji.name = 'Maze-v0'",
-    }
-    assert {task_id: envpool.EnvPool(task_id).jax_twin for task_id in twins} == twins
-
-
 def test_a_task_with_one_problem_is_reported(caplog):
     for task_id in ("Jumanji/Knapsack-v1", "Jumanji/CVRP-v1"):  # EnvPool 1.2.7 mended the latter
         factory = envpool.EnvPool(task_id)

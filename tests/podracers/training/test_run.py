@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import json
 import math
 import os
 import re
@@ -273,6 +274,64 @@ def test_a_stopped_population_resumes_as_if_nothing_had_happened(
     assert summary["random_policy_return"] == population[1]["random_policy_return"]
 
 
+EVOLVING = (
+    *("TOTAL_STEPS = 98_304", "NUM_ENVS = 16", "ROLLOUT_LENGTH = 64", "PPO.anneal_steps = None"),
+    *("Anakin.num_devices = 1", "Anakin.population = 4", "Anakin.pbt_period = 8"),
+    "Anakin.population_values = {'learning_rate': (1e-6, 1e-6, 1e-6, 1e-3)}",
+    "Anakin.pbt_ranges = {'PPO.learning_rate': (1e-6, 3e-3)}",
+    *("Experiment.log_period = 12", "Experiment.evaluation_period = 0"),
+    *("Experiment.checkpoint_period = 12", "Experiment.keep_latest = 9"),
+    "Experiment.evaluation_episodes = 32",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.exact
+def test_an_evolving_population_learns_and_resumes_and_its_lineage_is_logged(tmp_path):
+    """Three of four learning rates are hopeless."""
+    settings = experiment.load(["gin/experiments/cartpole_ppo.gin"], EVOLVING)
+    parts, paths = settings.build(), (tmp_path / "whole", tmp_path / "resumed")
+    summary = run.train(settings, paths[0])
+    members = summary["members"]
+    assert sorted(row["return"] for row in members)[1] > 300, members  # of 500
+    rows, names = processes.log(paths[0]), [f"seed_{seed}" for seed in range(4)]
+    assert documented.undocumented({name for row in rows for name in row}) == set()
+    assert [row["step"] // 1024 for row in rows][:4] == [8, 12, 16, 24]
+    steps = [row["step"] // 1024 for row in rows if row["pbt/source/seed_0"] is not None]
+    assert steps and not any(step % 8 for step in steps)
+    final = {
+        f"pbt/learning_rate/seed_{row['seed']}": row["values"]["learning_rate"] for row in members
+    }
+    copies = 0
+    for row, following in zip(rows, [*rows[1:], final]):
+        rates, changed = (
+            [x[f"pbt/learning_rate/{name}"] for name in names] for x in (row, following)
+        )
+        sources = [row[f"pbt/source/{name}"] for name in names]
+        for index, source in enumerate(sources):
+            is_copy = source not in (None, index)
+            copies += is_copy
+            assert (rates[index] == pytest.approx(changed[index], rel=1e-5)) == (not is_copy)
+    assert copies >= 4
+    # It resumes from the middle of a period.
+    shutil.copytree(*paths)
+    for folder in (paths[1] / "checkpoints").iterdir():
+        if int(folder.name) > 36 * 1024:
+            shutil.rmtree(folder)
+    resumed, _ = _run(settings, _directory(paths[1]), parts=parts, resume=True)
+    processes.assert_same_end(*paths)
+    assert resumed["members"] == members
+    policy = trained.load(paths[0], member=2)
+    assert policy.parts.agent.learning_rate == members[2]["values"]["learning_rate"]
+    played = policy.parts.evaluate(policy.params, evaluation.run_key(0)).episodes.mean_return()
+    assert played == pytest.approx(members[2]["return"])
+    everyone = trained.load_all(paths[0])
+    judged = everyone.parts.evaluate(everyone.params, evaluation.run_key(0)).episodes.mean_return()
+    assert judged.tolist() == pytest.approx([row["return"] for row in members])
+    evaluator = dataclasses.replace(everyone.parts.evaluator, max_steps=2)
+    assert len(evaluator.film(everyone.params, evaluation.run_key(0))) == 3
+
+
 class Slow(ppo.PPO):
     """Its updates take 50 ms; the fifth one sends SIGTERM."""
 
@@ -414,19 +473,32 @@ _SAME = contextlib.nullcontext()
         ),
         ("Anakin.rollout_length = 32", _SAME, "update, 64: got 256"),
         ("TOTAL_STEPS = 512", _SAME, "at least 640, .*; got 512"),
-        ("Experiment.checkpoint_directory = '{}'", _SAME, "the checkpoints of .*; got none"),
         ("SEED = 3", jax.threefry_partitionable(False), "partitionable, True: got False"),
         ("SEED = 3", jax.default_prng_impl("rbg"), "prng_impl, 'threefry2x32': got 'rbg'"),
     ],
 )
-def test_resuming_with_a_fixed_option_changed_is_refused(
-    population, binding, setting, message, tmp_path
+def test_resuming_with_a_fixed_option_changed_is_refused(population, binding, setting, message):
+    directory = population[0]
+    record = json.loads((directory.checkpoints / "640/metadata/metadata").read_text())["user"]
+    changed, resumed = experiment.load([str(directory.config)], [binding]), object.__new__(run.Run)
+    with setting, pytest.raises(errors.UserError, match=message):
+        resumed._experiment, resumed._parts = changed, changed.build()
+        resumed._runner = resumed._parts.runner
+        resumed._require_same_run(640, record)
+
+
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [("SEED = 7", "seed, 3"), ("Experiment.checkpoint_directory = '{}'", "of .*; got none")],
+)
+def test_a_run_that_is_refused_releases_its_directory(
+    population, parts, binding, message, tmp_path
 ):
     directory = _directory(population[0].path)
     changed = experiment.load([str(directory.config)], [binding.replace("{}", str(tmp_path))])
-    with setting, pytest.raises(errors.UserError, match=message):
-        _run(changed, directory, resume=True)
-    run_directory.Lock(directory.path).acquire()  # the refused run has released it
+    with pytest.raises(errors.UserError, match=message):
+        _run(changed, directory, parts=parts, resume=True)
+    run_directory.Lock(directory.path).acquire()
 
 
 def test_a_failure_while_a_run_ends_hides_no_first_cause(
@@ -535,11 +607,14 @@ def test_a_signal_counts_after_the_reader_of_stderr_has_ended(monkeypatch):
     assert stop.signal == signal.SIGINT
 
 
-def test_options_that_python_replaced_leave_no_configuration(settings, tmp_path):
+def test_options_that_python_replaced_leave_no_configuration(
+    settings, parts, tmp_path, monkeypatch
+):
     assert "checkpoint_period = 3" in settings.text()
     names = ("agent", "environment", "runner", "seed", "total_steps")
     made = experiment.Experiment(**{name: getattr(settings, name) for name in names})
     assert made.text() == ""
+    monkeypatch.setattr(experiment.Experiment, "build", lambda settings: parts)
     replaced = dataclasses.replace(settings, seed=7)
     kept = {"checkpoint_directory": str(tmp_path / "kept")}
     run.train(dataclasses.replace(replaced, **kept), tmp_path / "run")

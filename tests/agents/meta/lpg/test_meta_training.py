@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agents.meta.lpg import bandit
-from podracers import anakin, errors, parallel, sebulba, types
+from podracers import anakin, parallel, sebulba, types
 from tests import documented, streams
 from tests.agents import experience
 from tests.agents.meta.lpg import lifetimes
@@ -165,9 +165,3 @@ def test_the_bandit_prefers_arms_with_more_reward():
     # An untried arm counts as the best.
     (first, second), *_ = logits(bandit.Bandit(np.float32([[1.0, 0.0]]), np.float32([[3.0, 0.0]])))
     assert second > first
-
-
-def test_rollouts_of_another_length_are_refused():
-    runner = anakin.Anakin(lifetimes.agent(), lifetimes.candidate(), 4, 6, num_devices=1)
-    with pytest.raises(errors.UserError, match="ROLLOUT_LENGTH"):
-        runner.trace(0)

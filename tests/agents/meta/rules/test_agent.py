@@ -67,14 +67,6 @@ def test_an_agent_learns_the_targets_of_a_rule(replay_ratio):
         assert values["replay/gradient_steps"] == 2.0  # 4 * 16 * 8 / (32 * 8)
 
 
-def test_costs_are_those_of_parts_of_the_loss():
-    candidate = probes.ActionReward()
-    with pytest.raises(errors.UserError, match="no part 'predictions'; did you mean 'prediction'"):
-        _agent(candidate.spec, costs={"predictions": 1.0})
-    with pytest.raises(errors.UserError, match=r"RuleAgent\.costs: expected a weight other than 0"):
-        _agent(candidate.spec, costs={"prediction": 0.0, "policy": 0.0})
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [RULE, disco.Disco()], ids=["lpg", "disco"])
 def test_illegal_actions_are_not_taken_and_losses_stay_small(rule):
@@ -146,19 +138,6 @@ def test_a_file_with_invalid_options_is_a_user_error(tmp_path, text):
     np.savez(path, **({} if text is None else {"options": text}))
     with pytest.raises(errors.UserError, match="not the file of a rule"):
         _agent(probes.ActionReward().spec, load=rule_file.load, rule=str(path))
-
-
-@pytest.mark.parametrize(
-    ("network", "message"),
-    [
-        (lambda spec, outputs: rules.rule_network(spec, RULE.output_spec(2)), "'y' of shape"),
-        (lambda spec, outputs: networks.q_network(spec, 2), r"'policy' of shape \(2,\)"),
-        (networks.actor_critic, "actor_critic: .*outputs"),
-    ],
-)
-def test_a_network_without_the_outputs_of_the_rule_is_a_user_error(network, message):
-    with pytest.raises(errors.UserError, match=message):
-        _agent(probes.ActionReward().spec, disco.Disco(), network=network)
 
 
 def test_outputs_are_those_of_the_specification():

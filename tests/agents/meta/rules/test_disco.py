@@ -209,10 +209,7 @@ NAN = np.full(256, np.nan, np.float32)
         ({"lstm/linear/b": np.array([{}])}, "ValueError: Object arrays cannot be loaded"),
         ({"lstm/linear/b": NAN}, "expected finite numbers in 'lstm/linear/b'"),
         ({"lstm/linear/b": None}, r"expected 'lstm/linear/b' float32 \(256,\), got nothing"),
-        (
-            {"lstm/linear/b": WRONG},
-            r"expected 'lstm/linear/b' float32 \(256,\), got float32 \(7,\)",
-        ),
+        ({"lstm/linear/b": WRONG}, r"'lstm/linear/b' float32 \(256,\), got float32 \(7,\)"),
         ({"lstm/more/b": WRONG}, "expected 'lstm/more/b' nothing, got float32"),
     ],
 )

@@ -1,0 +1,1 @@
+"""Files of a policy, which act without this project."""
