@@ -74,7 +74,9 @@ def _open(
         "direction": options.direction,
     }
     begun = study.user_attrs.get("podracers")
-    if not begun:
+    if begun:
+        sampler.reseed_rng()  # the seed's draws are those of the study's beginning
+    else:
         study.set_user_attr("podracers", record)
         start = space_lib.start(space, texts)
         if start and options.sampler != "grid":

@@ -54,9 +54,10 @@ def test_a_study_ends_in_a_table_and_an_experiment(tmp_path, study, run):
     assert len(summary["evaluation"]["return_by_seed"]) == 2
     assert f"trial 0: evaluation/return {sum(last[-3:]) / 3:g} (" in result.stdout
     assert _values(tmp_path / "study", "best.gin") in values
-    # The same command finds nothing left to do.
-    again = run("sweep", *study, *words)
-    assert (again.returncode, again.stdout.count("trial 0:")) == (0, 0), again.stderr
+    # The same command goes on with other draws, where there is more to do.
+    again = run("sweep", *study, *words, "--trials", 3)
+    assert (again.returncode, again.stdout.count(": evaluation/return ")) == (0, 1), again.stderr
+    assert len({_values(run) for run in (tmp_path / "study").glob("trial-*")}) == 3
 
 
 def _open(folder):
