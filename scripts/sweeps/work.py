@@ -1,6 +1,7 @@
 """A worker of a study: it joins the study, takes trials until none is left, and reports."""
 
 import argparse
+import contextlib
 import math
 import time
 
@@ -73,8 +74,9 @@ def _open(
         "objective": trainer.objective,
         "direction": options.direction,
     }
-    begun = study.user_attrs.get("podracers")
-    if not begun:
+    if begun := study.user_attrs.get("podracers"):
+        sampler.reseed_rng()  # else it would repeat the first draws
+    else:
         study.set_user_attr("podracers", record)
         start = space_lib.start(space, texts)
         if start and options.sampler != "grid":
@@ -88,7 +90,8 @@ def _open(
 def _take(worker: studies.Worker, trainer: trials.Trainer, count: int) -> None:
     """Trains trials that share a program."""
     start = time.perf_counter()
-    with worker.take(count) as taken:
+    finished = optuna.exceptions.UpdateFinishedTrialError  # by another worker, in a suspension
+    with worker.take(count) as taken, contextlib.suppress(finished):
         scores, reason = [None] * count, ""
         try:
             scores = trainer.train(taken)
