@@ -47,7 +47,7 @@ _continue = optuna.storages.RetryHeartbeatStaleTrialCallback()
 def sampler(name: str, space: space_lib.Space, seed: int | None) -> optuna.samplers.BaseSampler:
     """Returns a sampler; raises errors.UserError if it cannot draw from the space."""
     if name == "grid":
-        return _Grid({name: [*values] for name, values in space_lib.grid(space).items()}, seed)
+        return _Grid(space_lib.grid(space), seed)
     if name == "gp" and importlib.util.find_spec("torch") is None:
         raise errors.UserError("--sampler gp needs the package torch: pip install torch")
     return _SAMPLERS[name](seed=seed)
