@@ -71,7 +71,8 @@ def _open(
     record = {
         "space": {name: str(distribution) for name, distribution in space.items()},
         "experiment": training_process.settings_digest(texts.bindings),
-        "objective": trainer.objective,
+        "objective": [trainer.objective, options.last],
+        "number of seeds": options.seeds,
         "direction": options.direction,
     }
     if begun := study.user_attrs.get("podracers"):

@@ -59,6 +59,8 @@ def test_a_study_ends_in_a_table_and_an_experiment(tmp_path, study, run):
     again = run("sweep", *study, *words, "--trials", 3)
     assert (again.returncode, again.stdout.count(": evaluation/return")) == (0, 1), again.stderr
     assert _values(tmp_path / "study" / "trial-0002") not in values
+    for option, name in (("--seeds", "number of seeds"), ("--last", "objective")):
+        processes.assert_mistake(run("sweep", *study, *words, option, 1), f"has another {name}")
 
 
 def _open(folder):
