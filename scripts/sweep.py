@@ -48,7 +48,7 @@ def _parse() -> argparse.Namespace:
     add("--last", type=count, default=3, metavar="N", help="values of it to average (default: 3)")
     add("--direction", choices=("maximize", "minimize"), default="maximize")
     add("--sampler", choices=("tpe", "cmaes", "random", "grid", "gp"), default="tpe")
-    add("--sampler_seed", type=int, metavar="N", help="of a study with one worker")
+    add("--sampler_seed", type=int, metavar="N", help="of the worker that begins the study")
     add("--pruner", choices=("none", "hyperband", "median"), default="none")
     help_text = "folder of the study and its runs (default: runs/sweeps/<experiment>)"
     add("--study", type=pathlib.Path, metavar="DIR", help=help_text)

@@ -105,10 +105,10 @@ def _check(
     rng = np.random.default_rng(0)
 
     def draw(x: jax.ShapeDtypeStruct) -> np.ndarray:
-        values = (
-            rng.normal(size=(size, *x.shape[1:])) if x.dtype == jnp.float32 else x.dtype == bool
-        )
-        return np.broadcast_to(values, (size, *x.shape[1:])).astype(x.dtype)
+        shape = (size, *x.shape[1:])
+        if x.dtype == jnp.float32:
+            return rng.normal(size=shape).astype(x.dtype)
+        return np.full(shape, x.dtype == bool, x.dtype)  # masks are True, other integers 0
 
     inputs = {name: draw(x) for name, x in trees.leaves(kept).items()}
     inputs["first"] = np.arange(size) % 2 == 0

@@ -47,7 +47,7 @@ _continue = optuna.storages.RetryHeartbeatStaleTrialCallback()
 def sampler(name: str, space: space_lib.Space, seed: int | None) -> optuna.samplers.BaseSampler:
     """Returns a sampler; raises errors.UserError if it cannot draw from the space."""
     if name == "grid":
-        return _Grid({name: [*values] for name, values in space_lib.grid(space).items()}, seed)
+        return _Grid(space_lib.grid(space), seed)
     if name == "gp" and importlib.util.find_spec("torch") is None:
         raise errors.UserError("--sampler gp needs the package torch: pip install torch")
     return _SAMPLERS[name](seed=seed)
@@ -65,22 +65,22 @@ def storage(url: str | None, folder: pathlib.Path, heartbeat: int) -> optuna.sto
       errors.UserError: the folder cannot be made, or the database cannot be opened.
     """
     with errors.file_errors(f"write the study in '{folder}'"):
+        folder.mkdir(parents=True, exist_ok=True)
         if url is None:
-            folder.mkdir(parents=True, exist_ok=True)
             file = journal.JournalFileBackend(str(folder / "journal.log"))
             return optuna.storages.JournalStorage(file)
     life: dict[str, Any] = {"heartbeat_interval": heartbeat}
-    for attempt in range(10):
+    life["heartbeat_stale_trial_callback"] = _retry
+    attempts = 10
+    while True:
         try:
-            life["heartbeat_stale_trial_callback"] = _retry
             return optuna.storages.RDBStorage(url, **life)
         except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
-            # Of workers that make the tables at once, all but one fail.
-            if attempt == 9 or not isinstance(error, sqlalchemy.exc.DBAPIError):
+            attempts -= 1  # of workers that make the tables at once, all but one fail
+            if not attempts or not isinstance(error, sqlalchemy.exc.DBAPIError):
                 cause = errors.first_line(error)
                 raise errors.UserError(f"--storage: cannot open the database: {cause}") from error
             time.sleep(0.3)
-    raise AssertionError
 
 
 class Worker:
@@ -142,7 +142,6 @@ class Worker:
             trial.set_user_attr(_FAILURE, reason)
             state = _STATE.FAIL
         value = value if state == _STATE.COMPLETE else None
-        # Another worker may have failed it while this one was suspended.
         self._study.tell(trial, value, state=state, skip_if_finished=True)
 
     def leave(self, trials: Sequence[optuna.Trial]) -> None:

@@ -243,9 +243,9 @@ def test_programs_have_the_layouts_of_their_platforms():
         kept, *programs = archive.export(program, platform, None)
         assert [exported.platforms for exported in programs] == [(platform,)] * 2
         frames[platform] = kept.state["actor/frames"]
-    assert not any(isinstance(each.shape[0], int) for each in frames.values())
+    assert not any(isinstance(x.shape[0], int) for x in frames.values())
     bytes_, words = (np.uint8, (3, 36, 36, 1)), (np.uint32, (3, 9, 9, 4))
-    layouts = {name: (each.dtype, each.shape[1:]) for name, each in frames.items()}
+    layouts = {name: (x.dtype, x.shape[1:]) for name, x in frames.items()}
     assert layouts == {"cpu": bytes_, "cuda": bytes_, "tpu": words}
 
 
@@ -347,7 +347,7 @@ def test_a_batch_size_is_fixed_for_code_that_depends_on_it():
     with pytest.raises(errors.UserError, match="open batch dimension; fix it by --batch_size"):
         archive.export(program, "cpu", None)
     _, initial, act = archive.export(program, "cpu", 2)
-    assert [each.in_avals[0].shape[0] for each in (initial, act)] == [2, 2]
+    assert [x.in_avals[0].shape[0] for x in (initial, act)] == [2, 2]
 
 
 def test_a_search_in_the_environment_is_refused():
