@@ -70,6 +70,7 @@ def _draw(
         makers["importances.png"] = lambda: pictures.plot_param_importances(study, evaluator)
     for name, make in makers.items():
         figure = np.ravel(make())[0].figure
-        figure.set_layout_engine("constrained")  # long names of options are not cut
+        if len(figure.axes) == 1:  # long names of options are not cut
+            figure.set_layout_engine("tight")
         plotting.save(figure, folder / name)
     return [*makers]
