@@ -25,7 +25,7 @@ def main() -> int:
     """Parses the command line, and works on the study."""
     options = _parse()
     if importlib.util.find_spec("optuna") is None:
-        raise errors.UserError("podracers-sweep needs optuna: pip install 'podracers[sweep]'")
+        raise errors.UserError("podracers-sweep needs optuna: pip install optuna cmaes")
     from podracers.scripts.sweeps import work  # noqa: PLC0415 (optuna is optional)
 
     return work.run(options)
@@ -34,7 +34,7 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__)
     add, count = parser.add_argument, command_line.count
-    add("gin_file", nargs="+", metavar="FILE.gin")
+    add("gin_file", **command_line.SEVERAL, metavar="FILE.gin")
     add("--gin_bindings", **command_line.SEVERAL, metavar="'NAME = VALUE'")
     add("--runner", metavar="NAME", help="as of podracers-train")
     add("--space", type=pathlib.Path, required=True, metavar="FILE.toml")

@@ -121,7 +121,7 @@ def test_a_curriculum_begins_with_the_parameters_of_the_easier_task(tmp_path, mo
 
 def test_commands_name_options_that_exist():
     names = "|".join(_INSTALLED)
-    lines = re.findall(rf"(?<![\w-])((?:{names}|python scripts/\w+\.py) [^\n`;]*)", _TEXT)
+    lines = re.findall(rf"(?<![\w/-])((?:{names}|python scripts/\w+\.py) [^\n`;]*)", _TEXT)
     assert len(lines) > 40
     for line in lines:
         name, *words = shlex.split(line.removeprefix("python scripts/"), comments=True)

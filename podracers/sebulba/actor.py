@@ -21,7 +21,7 @@ import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import keys, types
+from podracers import keys, parallel, types
 from podracers import precision as precision_lib
 from podracers.sebulba import timing
 from podracers.supervision import pipeline
@@ -70,7 +70,8 @@ class DevicePrograms(NamedTuple):
     """
 
     init_actor: jax.stages.Wrapped  # (env_id [B]) -> actor_state
-    # (params, key, update, version of params, env_id [B], actor_state) -> empty carry
+    # (params, key, update, version of params, env_id [B], actor_state)
+    #   -> (empty carry, `parallel.hash_tree` of params)
     begin: jax.stages.Wrapped
     act: jax.stages.Wrapped  # (params, carry, arrival [H]) -> (carry, action [H])
     finish: jax.stages.Wrapped  # (carry, arrival [H]) -> carry
@@ -80,6 +81,7 @@ class Shards(NamedTuple):
     """One actor's rollout, on its learner devices."""
 
     version: int  # version of the parameters that acted
+    hash: jax.Array  # `parallel.hash_tree` of these parameters
     slices: tuple[types.Rollout, ...]  # one on each learner device that this actor feeds
 
 
@@ -149,7 +151,7 @@ class Actor:
                 params = params[self.device]
             with worker.doing(inference):
                 numbers = np.int32(update), np.int32(version)
-                carry = self.programs.begin(params, key, *numbers, stream_id, actor_state)
+                carry, hashed = self.programs.begin(params, key, *numbers, stream_id, actor_state)
             for step in range(self.length):
                 for batch in batches:
                     if step:
@@ -175,7 +177,7 @@ class Actor:
                 # Directly from the device that acted to those that learn.
                 slices = jax.block_until_ready(tuple(map(jax.device_put, slices, self.learners)))
             with worker.doing(timing.FOR_SPACE):
-                self.queue.put(Shards(version, slices))
+                self.queue.put(Shards(version, hashed, slices))
             actor_state, update, warm = carry.actor_state, update + 1, True
 
     def _receive(self, worker: pipeline.Worker, batch: _Batch, activity: str) -> None:
@@ -258,7 +260,7 @@ class ActorPrograms:
         key = jax.eval_shape(lambda: jax.random.key(0))
         actor_state = jax.eval_shape(self._init_actor, env_id)
         begin = (params, key, np.int32(0), np.int32(0), env_id, actor_state)
-        carry = jax.eval_shape(self._begin, *begin)
+        carry, _ = jax.eval_shape(self._begin, *begin)
         arrival = self._arrival(rows // num_batches)
         programs = self.on(device)
         return {
@@ -311,7 +313,8 @@ class ActorPrograms:
             age=jax.tree.map(lambda x: x + update - version, rollout.age),
         )
         stream_keys = keys.per_stream(act_key, env_id)
-        return Carry(rollout, actor_state, stream_keys, jnp.zeros((), jnp.int32))
+        carry = Carry(rollout, actor_state, stream_keys, jnp.zeros((), jnp.int32))
+        return carry, parallel.hash_tree(params)
 
     def _act(self, params, carry, arrival):
         timestep = arrival.unpack(self.spec.metrics)

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import weakref
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,7 @@ class _Session:
 
     supervisor: pipeline.Supervisor  # supervises the actors' threads
     versions: pipeline.Versions  # published parameters, `{device: params}`
+    hashes: dict[int, jax.Array]  # of the learner's acting parameters, by version
     queues: list[pipeline.Queue]  # one for the rollouts of each actor
     timers: timing.Timers
     update: int  # number of updates that the latest state has taken
@@ -194,6 +196,7 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
         with timer(timing.FOR_ROLLOUTS):
             shards = [queue.get() for queue in session.queues]  # one rollout of each actor
         session.timers.lags += [session.update - each.version for each in shards]
+        session.timers.hashes = [(each.hash, session.hashes[each.version]) for each in shards]
         with timer(timing.LEARNING):
             slices = [part for each in shards for part in each.slices]
             state, report = self._learner.learn(state, self._learner.assemble(slices))
@@ -202,8 +205,13 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
             jax.block_until_ready((state, report, list(params.values())))
         session.update += 1
         with timer(timing.PUBLISHING):
-            session.versions.publish(session.update, params)
+            self._publish(session, state, params)
         return state, report
+
+    def _publish(self, session: _Session, state: learner_lib.SebulbaState, params: Any) -> None:
+        session.hashes[session.update] = self._learner.hash_actor_params(state.learner)
+        session.hashes.pop(session.update - self.lag - 1, None)
+        session.versions.publish(session.update, params)
 
     def _copy_params(self, state: learner_lib.SebulbaState) -> dict[jax.Device, types.PyTree]:
         """Copies the acting parameters to the actors' devices; no later donation deletes them."""
@@ -274,6 +282,7 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
         session = _Session(
             supervisor=supervisor,
             versions=pipeline.Versions(supervisor, self.lag + 1),
+            hashes={},
             queues=[pipeline.Queue(supervisor, max(self.lag, 1)) for _ in self.placement.actors],
             timers=timing.Timers(num_devices=jax.local_device_count()),
             update=int(state.update),
@@ -282,7 +291,7 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
         weakref.finalize(session, supervisor.cancel)  # where nobody closes the runner
         params = self._copy_params(state)
         jax.block_until_ready(list(params.values()))
-        session.versions.publish(session.update, params)
+        self._publish(session, state, params)
         for index in range(len(self.placement.actors)):
             each = self._actor(session, index, key)
             session.timers.paces.append(each.pace)

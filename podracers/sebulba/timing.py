@@ -6,6 +6,8 @@ import math
 import threading
 import time
 
+import jax
+
 from podracers import metrics
 from podracers.supervision import pipeline
 
@@ -70,6 +72,8 @@ class Timers:
     actors: list[pipeline.Timer] = dataclasses.field(default_factory=list)
     paces: list[Pace] = dataclasses.field(default_factory=list)  # one for each actor's simulators
     lags: list[int] = dataclasses.field(default_factory=list)  # updates; since the last `take`
+    # Of the parameters that acted the latest rollouts, on the actor and on the learner.
+    hashes: list[tuple[jax.Array, jax.Array]] = dataclasses.field(default_factory=list)
     num_devices: int = 1  # devices of this process
 
     def take(self) -> metrics.Diagnostics:
@@ -91,6 +95,11 @@ class Timers:
             values[f"lag/{lag}"] = count / len(lags)
         if lags:
             values["lag/mean"] = sum(lags) / len(lags)
+            values["lag/max"] = max(lags)
+        # Parameters that silently stop arriving would look like a lag.
+        unequal = [int(of_actor) != int(of_learner) for of_actor, of_learner in self.hashes]
+        if unequal:
+            values["lag/wrong_parameters"] = sum(unequal) / len(unequal)
         return metrics.Diagnostics(values, verdict(learner, actors, share, self.num_devices))
 
 

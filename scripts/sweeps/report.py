@@ -69,5 +69,7 @@ def _draw(
         makers["slices.png"] = lambda: pictures.plot_slice(study, target_name=objective)
         makers["importances.png"] = lambda: pictures.plot_param_importances(study, evaluator)
     for name, make in makers.items():
-        plotting.save(np.ravel(make())[0].figure, folder / name)
+        figure = np.ravel(make())[0].figure
+        figure.set_layout_engine("constrained")  # long names of options are not cut
+        plotting.save(figure, folder / name)
     return [*makers]

@@ -152,7 +152,6 @@ MISTAKES = {
     "Experiment.environment = @time.time": ("expected Environment, got time.time", "reset, spec"),
     "RUNNER = @Anakin\nExperiment.environment = @EnvPool\nEnvPool.task_id = 'CartPole-v1'": (
         "--runner sebulba",
-        "@cartpole.CartPole",
     ),
     # Devices and streams.
     "NUM_ENVS = 6": ("Anakin.num_envs = 6 does not divide over 4 devices: use 4 or 8",),
