@@ -40,7 +40,7 @@ def main() -> int:
         "environment": program.spec.name,
         "agent": errors.path_of(agent),
         "agent_steps": policy.step,
-        "actions": "greedy" if agent_lib.greedy(agent) is None else "sampled",
+        "actions": program.actions,
         "batch_size": arguments.batch_size,
         "platforms": [] if is_onnx else arguments.platforms,
     }

@@ -237,6 +237,7 @@ def test_a_policy_reads_the_leaves_that_later_actions_depend_on(tmp_path):
 
 def test_programs_have_the_layouts_of_their_platforms():
     program = _program(*_images(encoders.NatureCNN(hidden=8), 36))
+    assert program.actions == "sampled"  # `evaluation_epsilon`
     frames = {}
     for platform in ("cpu", "cuda", "tpu"):
         kept, *programs = archive.export(program, platform, None)
@@ -269,6 +270,7 @@ def test_an_onnx_model_acts_as_its_agent(name, tmp_path):
     agent, candidate = _MODELS[name]()
     spec = getattr(candidate, "spec", candidate)
     program = _program(onnx_model.deterministic(agent), spec)
+    assert program.actions == "greedy"
     kept, data = onnx_model.converted(program, {"batch_size": None})
     session = onnx_model.session(data)
     for size in (1, 3):
