@@ -62,11 +62,11 @@ def storage(url: str | None, folder: pathlib.Path, heartbeat: int) -> optuna.sto
     """Returns a database's storage, or without a URL that of a journal in the study's folder.
 
     Raises:
-      errors.UserError: the folder cannot be made, or the database cannot be opened.
+      errors.UserError: the journal cannot be written, or the database cannot be opened.
     """
-    with errors.file_errors(f"write the study in '{folder}'"):
-        folder.mkdir(parents=True, exist_ok=True)
-        if url is None:
+    if url is None:
+        with errors.file_errors(f"write the study in '{folder}'"):
+            folder.mkdir(parents=True, exist_ok=True)
             file = journal.JournalFileBackend(str(folder / "journal.log"))
             return optuna.storages.JournalStorage(file)
     life: dict[str, Any] = {"heartbeat_interval": heartbeat}
@@ -95,7 +95,8 @@ class Worker:
         self._name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         interval = getattr(study._storage, "get_heartbeat_interval", lambda: 0)()
         self._patience = 3.0 * interval  # seconds; two missing heartbeats, and a spare one
-        (self._folder / self._name).mkdir(parents=True)
+        with errors.file_errors(f"write the study in '{folder}'"):
+            (self._folder / self._name).mkdir(parents=True)
         self.lock = run_directory.Lock(self._folder / self._name)
         self.lock.acquire()
 
