@@ -54,7 +54,7 @@ def _parse() -> argparse.Namespace:
     add("--study", type=pathlib.Path, metavar="DIR", help=help_text)
     help_text = "database, such as postgresql+psycopg://HOST/NAME (default: a file in the folder)"
     add("--storage", metavar="URL", help=help_text)
-    help_text = "between signs of life in a database; after two without, a worker is lost"
+    help_text = "between heartbeats in a database; a worker that misses two is lost"
     add("--heartbeat", type=count, default=60, metavar="SECONDS", help=help_text)
     options = parser.parse_args()
     options.gin_file = command_line.gin_files(options)

@@ -29,10 +29,10 @@ def main() -> int:
 
     policy = trained.load(arguments.run_dir, arguments.best, arguments.member)
     agent = policy.parts.agent
-    if arguments.greedy or is_onnx:
+    if is_onnx:
+        agent = onnx_model.deterministic(agent)
+    elif arguments.greedy:
         agent = agent_lib.greedy(agent) or agent
-    if is_onnx and getattr(agent, "evaluation_epsilon", 0.0):
-        agent = dataclasses.replace(agent, evaluation_epsilon=0.0)
     params = jax.device_get(policy.params)  # constants of programs for any device
     spec, settings = policy.parts.environment.spec, policy.settings
     program = program_lib.Program(agent, params, spec, settings.precision)
@@ -40,7 +40,7 @@ def main() -> int:
         "environment": program.spec.name,
         "agent": errors.path_of(agent),
         "agent_steps": policy.step,
-        "actions": "greedy" if agent_lib.greedy(agent) is None else "sampled",
+        "actions": program.actions,
         "batch_size": arguments.batch_size,
         "platforms": [] if is_onnx else arguments.platforms,
     }

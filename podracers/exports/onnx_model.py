@@ -5,6 +5,7 @@ Inputs are the leaves of `program.Arguments` by name, such as `state/actor/core`
 `first` resets.
 """
 
+import dataclasses
 import importlib
 import json
 import logging
@@ -17,10 +18,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
 
+from podracers import agent as agent_lib
 from podracers import errors, parallel, trees
 from podracers.exports import program as program_lib
 
 _TOLERANCE = 1e-4  # absolute and relative
+
+
+def deterministic(agent: agent_lib.Agent) -> agent_lib.Agent:
+    """Returns the agent with the evaluations that draw least: greedy, and without epsilon."""
+    agent = agent_lib.greedy(agent) or agent
+    is_random = hasattr(agent, "evaluation_epsilon")
+    return dataclasses.replace(agent, evaluation_epsilon=0.0) if is_random else agent
 
 
 def converted(
