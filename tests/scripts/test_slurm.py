@@ -137,7 +137,7 @@ def test_a_job_returns_after_a_node_has_crashed(slurm, submit, state, alone, tmp
     processes.wait_for(lambda: state(job) == "PENDING")
     slurm("slurmd", "-N", "n2", "-f", slurm.folder / "slurm.conf")
     processes.wait_for(lambda: state(job) == "COMPLETED")
-    assert state(job, "Restarts") == "1"
+    assert int(state(job, "Restarts")) >= 1  # one more where the node was not ready at once
     processes.assert_same_end(run_dir, alone)
 
 
