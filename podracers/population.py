@@ -121,12 +121,6 @@ def arrays(values: Values) -> dict[str, np.ndarray]:
     return {name: np.asarray(numbers, np.float32) for name, numbers in values.items()}
 
 
-def current(values: Values, state: Any) -> Any:
-    """Returns the members' options, `[P]` each: `values`, or those that a runner's state has."""
-    evolution = getattr(state, "evolution", ())
-    return evolution.options if evolution else values
-
-
 def split(params: types.PyTree, values: Mapping[str, Any]) -> tuple[types.PyTree, Any]:
     """Returns acting parameters and the members' options: `values`, or those in `Acting`."""
     return params if isinstance(params, Acting) else (params, values)

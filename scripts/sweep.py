@@ -48,13 +48,13 @@ def _parse() -> argparse.Namespace:
     add("--last", type=count, default=3, metavar="N", help="values of it to average (default: 3)")
     add("--direction", choices=("maximize", "minimize"), default="maximize")
     add("--sampler", choices=("tpe", "cmaes", "random", "grid", "gp"), default="tpe")
-    add("--sampler_seed", type=int, metavar="N", help="of a study with one worker")
+    add("--sampler_seed", type=int, metavar="N", help="of the worker that begins the study")
     add("--pruner", choices=("none", "hyperband", "median"), default="none")
     help_text = "folder of the study and its runs (default: runs/sweeps/<experiment>)"
     add("--study", type=pathlib.Path, metavar="DIR", help=help_text)
     help_text = "database, such as postgresql+psycopg://HOST/NAME (default: a file in the folder)"
     add("--storage", metavar="URL", help=help_text)
-    help_text = "between signs of life in a database; after two without, a worker is lost"
+    help_text = "between heartbeats in a database; a worker that misses two is lost"
     add("--heartbeat", type=count, default=60, metavar="SECONDS", help=help_text)
     options = parser.parse_args()
     options.gin_file = command_line.gin_files(options)

@@ -3,8 +3,8 @@
 # Requeued jobs start again after the short life of credentials (cred_expire).
 #   slurm_two_nodes.sh start DIR    starts munged, slurmctld and two slurmd; prints the SLURM_CONF to export
 #   slurm_two_nodes.sh stop DIR     ends what start began, by the ids that it kept in DIR
-# The nodes are called n1 and n2 and have two cores each; jobs of the partition `urgent` preempt others. Their names are added to /etc/hosts, because tasks look
-# each other up by name.
+# The nodes are called n1 and n2 and have two cores each; jobs of the partition `urgent` preempt others. The names
+# are added to /etc/hosts, because tasks look each other up by name.
 set -euo pipefail
 command=${1:?start or stop} dir=$(mkdir -p "${2:?a folder}" && cd "$2" && pwd)
 if [[ $command == stop ]]; then

@@ -103,11 +103,11 @@ def require_same(path: os.PathLike, descriptor: int) -> None:
     raise errors.RunFailure(f"'{path}' was {fate} while the run wrote to it")
 
 
-def write(file: pathlib.Path | Path, text: str) -> None:
+def write(file: pathlib.Path | Path, data: str | bytes) -> None:
     """Writes a file whole or not at all; raises `errors.RunFailure` if it cannot."""
     with failures(f"write '{file}'"):
-        partial = file.with_name(f".{file.name}.partial")
-        partial.write_bytes(text.encode())
+        partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
+        partial.write_bytes(data.encode() if isinstance(data, str) else data)
         partial.replace(file)
 
 

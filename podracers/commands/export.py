@@ -8,13 +8,13 @@ import argparse
 import dataclasses
 import functools
 import importlib.util
-import pathlib
 from typing import Any
 
 import jax
 
 from podracers import agent as agent_lib
 from podracers import errors, evaluation, parallel, trees
+from podracers.checkpoints import storage
 from podracers.commands import command_line
 from podracers.exports import archive, cards, onnx_model
 from podracers.exports import program as program_lib
@@ -29,10 +29,10 @@ def main() -> int:
 
     policy = trained.load(arguments.run_dir, arguments.best, arguments.member)
     agent = policy.parts.agent
-    if arguments.greedy or is_onnx:
+    if is_onnx:
+        agent = onnx_model.deterministic(agent)
+    elif arguments.greedy:
         agent = agent_lib.greedy(agent) or agent
-    if is_onnx and getattr(agent, "evaluation_epsilon", 0.0):
-        agent = dataclasses.replace(agent, evaluation_epsilon=0.0)
     params = jax.device_get(policy.params)  # constants of programs for any device
     spec, settings = policy.parts.environment.spec, policy.settings
     program = program_lib.Program(agent, params, spec, settings.precision)
@@ -40,12 +40,12 @@ def main() -> int:
         "environment": program.spec.name,
         "agent": errors.path_of(agent),
         "agent_steps": policy.step,
-        "actions": "greedy" if agent_lib.greedy(agent) is None else "sampled",
+        "actions": program.actions,
         "batch_size": arguments.batch_size,
         "platforms": [] if is_onnx else arguments.platforms,
     }
     kept, data = (onnx_model.converted if is_onnx else archive.archived)(program, about)
-    _write(out, data)
+    storage.write(out, data)
     names = ", ".join(["state", *trees.leaves(kept._replace(state={}))])
     runtime = ", ".join(about["platforms"]) or "onnxruntime"
     print(f"{out}: {parallel.readable_bytes(len(data))}, for {runtime}; reads {names}")
@@ -60,7 +60,7 @@ def main() -> int:
     seed = settings.seed + (arguments.member or 0)
     card = cards.card(out.name, about, provenance, seed, episodes)
     path = out.with_name(f"{out.name}.md")
-    _write(path, card.encode())
+    storage.write(path, card)
     print(f"{path}: return {episodes.returns.mean():.2f} ± {episodes.standard_error():.2f}")
     if arguments.push:
         print(cards.push(arguments.push, out, card))
@@ -99,11 +99,6 @@ def _arguments() -> argparse.Namespace:
     if arguments.push:
         cards.require_login(arguments.push)
     return arguments
-
-
-def _write(path: pathlib.Path, data: bytes) -> None:
-    with errors.file_errors(f"write '{path}'"):
-        path.write_bytes(data)
 
 
 command = functools.partial(command_line.run, main)

@@ -5,6 +5,7 @@ Inputs are the leaves of `program.Arguments` by name, such as `state/actor/core`
 `first` resets.
 """
 
+import dataclasses
 import importlib
 import json
 import logging
@@ -17,10 +18,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
 
+from podracers import agent as agent_lib
 from podracers import errors, parallel, trees
 from podracers.exports import program as program_lib
 
 _TOLERANCE = 1e-4  # absolute and relative
+
+
+def deterministic(agent: agent_lib.Agent) -> agent_lib.Agent:
+    """Returns the agent with the evaluations that draw least: greedy, and without epsilon."""
+    agent = agent_lib.greedy(agent) or agent
+    is_random = hasattr(agent, "evaluation_epsilon")
+    return dataclasses.replace(agent, evaluation_epsilon=0.0) if is_random else agent
 
 
 def converted(
@@ -105,10 +114,10 @@ def _check(
     rng = np.random.default_rng(0)
 
     def draw(x: jax.ShapeDtypeStruct) -> np.ndarray:
-        values = (
-            rng.normal(size=(size, *x.shape[1:])) if x.dtype == jnp.float32 else x.dtype == bool
-        )
-        return np.broadcast_to(values, (size, *x.shape[1:])).astype(x.dtype)
+        shape = (size, *x.shape[1:])
+        if x.dtype == jnp.float32:
+            return rng.normal(size=shape).astype(x.dtype)
+        return np.full(shape, x.dtype == bool, x.dtype)  # masks are True, other integers 0
 
     inputs = {name: draw(x) for name, x in trees.leaves(kept).items()}
     inputs["first"] = np.arange(size) % 2 == 0

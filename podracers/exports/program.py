@@ -38,6 +38,13 @@ class Program:
     spec: environment.EnvironmentSpec
     precision: precision.Precision
 
+    @property
+    def actions(self) -> str:
+        """Either `greedy` or `sampled`."""
+        agent: Any = self.agent
+        is_random = agent_lib.greedy(agent) or getattr(agent, "evaluation_epsilon", 0.0)
+        return "sampled" if is_random else "greedy"
+
     def initial(self, seed: jax.Array) -> dict[str, jax.Array]:
         """Returns the state of the streams of seeds `[B]` uint32, its leaves by name."""
         env_id = jnp.arange(seed.shape[0], dtype=jnp.int32)

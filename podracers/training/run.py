@@ -469,7 +469,7 @@ class Run:
 
     def _options(self) -> population.Values:
         """Returns the numbers by option in which members differ now."""
-        return population.current(self._runner.population_values, self._state)
+        return self._state.evolution.options if self._pbt_period else self._runner.population_values
 
     def _save_finally(self, score: float | None) -> None:
         """Saves, and returns once the checkpoint is there."""

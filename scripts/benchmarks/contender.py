@@ -39,17 +39,13 @@ class Contender:
         there.close()
 
     def __call__(self) -> float:
-        """Takes a measurement."""
-        return self.ask("__call__")
-
-    def ask(self, name: str) -> Any:
-        """Returns an attribute of the object in the process, or the result of a method.
+        """Takes a measurement.
 
         Raises:
           errors.UserError, errors.RunFailure: the error of the process, in one line.
         """
         try:
-            self._here.send(name)
+            self._here.send(None)
             answer = self._here.recv()
         except (EOFError, OSError) as error:
             self._process.join(1.0)
@@ -104,17 +100,16 @@ def _serve(parent: Any, make: Callable[..., Any], arguments: Any) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     instance = None
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
-        while name := parent.recv():
+        while True:
+            parent.recv()
             try:
                 instance = make(*arguments) if instance is None else instance
-                value = getattr(instance, name)
-                parent.send(value() if callable(value) else value)
+                parent.send(instance())
             except (errors.UserError, errors.RunFailure) as error:
                 parent.send(type(error)(errors.first_line(error)))
             except Exception as error:
                 traceback.print_exc()
-                memory = "out of memory: " if "RESOURCE_EXHAUSTED" in str(error) else ""
-                parent.send(errors.RunFailure(memory + errors.one_line(error)))
+                parent.send(errors.RunFailure(errors.one_line(error)))
 
 
 def _end_with_parent() -> None:

@@ -4,7 +4,6 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import optuna
 import optuna.visualization.matplotlib as pictures
@@ -47,9 +46,10 @@ def write(study: optuna.Study, trainer: trials.Trainer) -> list[str]:
 
 
 def _table(study: optuna.Study, complete: Sequence[Any]) -> str:
-    sign = -1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
+    highest_first = study.direction == optuna.study.StudyDirection.MAXIMIZE
     rows = [("trial", "value", "settings", "run")]
-    for trial in sorted(complete, key=lambda trial: sign * trial.value)[:_ROWS]:
+    best_first = sorted(complete, key=lambda trial: trial.value, reverse=highest_first)
+    for trial in best_first[:_ROWS]:
         texts = (f"{x:.4g}" if isinstance(x, float) else str(x) for x in trial.params.values())
         settings = ", ".join(map("{} = {}".format, trial.params, texts))
         place = trial.user_attrs.get("run", "")
@@ -70,7 +70,7 @@ def _draw(
         makers["importances.png"] = lambda: pictures.plot_param_importances(study, evaluator)
     for name, make in makers.items():
         figure = np.ravel(make())[0].figure
-        figure.set_layout_engine("constrained")  # long names of options are not cut
+        if len(figure.axes) == 1:  # long names of options are not cut
+            figure.set_layout_engine("tight")
         plotting.save(figure, folder / name)
-        plt.close("all")
     return [*makers]

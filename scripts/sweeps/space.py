@@ -116,6 +116,6 @@ def grid(space: Space) -> dict[str, Sequence[Any]]:
         if isinstance(distribution, FloatDistribution):
             raise errors.UserError(f"--sampler grid: expected `choice` or `int` for {name}")
     return {
-        name: range(x.low, x.high + 1) if isinstance(x, IntDistribution) else ends(x)
+        name: [*range(x.low, x.high + 1)] if isinstance(x, IntDistribution) else ends(x)
         for name, x in space.items()
     }

@@ -39,7 +39,7 @@ _STATE = optuna.trial.TrialState
 
 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
 warnings.filterwarnings("ignore", "Heartbeat of storage is supposed")
-# A trial of a worker that died waits to be run again; it may be the trial that kills them.
+# The trial of a worker that died is run again, three times at most: it may be the cause.
 _retry = optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=3)
 _continue = optuna.storages.RetryHeartbeatStaleTrialCallback()
 
@@ -47,7 +47,7 @@ _continue = optuna.storages.RetryHeartbeatStaleTrialCallback()
 def sampler(name: str, space: space_lib.Space, seed: int | None) -> optuna.samplers.BaseSampler:
     """Returns a sampler; raises errors.UserError if it cannot draw from the space."""
     if name == "grid":
-        return _Grid({name: [*values] for name, values in space_lib.grid(space).items()}, seed)
+        return _Grid(space_lib.grid(space), seed)
     if name == "gp" and importlib.util.find_spec("torch") is None:
         raise errors.UserError("--sampler gp needs the package torch: pip install torch")
     return _SAMPLERS[name](seed=seed)
@@ -62,48 +62,49 @@ def storage(url: str | None, folder: pathlib.Path, heartbeat: int) -> optuna.sto
     """Returns a database's storage, or without a URL that of a journal in the study's folder.
 
     Raises:
-      errors.UserError: the folder cannot be made, or the database cannot be opened.
+      errors.UserError: the journal cannot be written, or the database cannot be opened.
     """
-    with errors.file_errors(f"write the study in '{folder}'"):
-        if url is None:
+    if url is None:
+        with errors.file_errors(f"write the study in '{folder}'"):
             folder.mkdir(parents=True, exist_ok=True)
             file = journal.JournalFileBackend(str(folder / "journal.log"))
             return optuna.storages.JournalStorage(file)
     life: dict[str, Any] = {"heartbeat_interval": heartbeat}
-    for attempt in range(10):
+    life["heartbeat_stale_trial_callback"] = _retry
+    attempts = 10
+    while True:
         try:
-            life["heartbeat_stale_trial_callback"] = _retry
             return optuna.storages.RDBStorage(url, **life)
         except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
-            # Of workers that make the tables at once, all but one fail.
-            if attempt == 9 or not isinstance(error, sqlalchemy.exc.DBAPIError):
+            attempts -= 1  # of workers that make the tables at once, all but one fail
+            if not attempts or not isinstance(error, sqlalchemy.exc.DBAPIError):
                 cause = errors.first_line(error)
                 raise errors.UserError(f"--storage: cannot open the database: {cause}") from error
             time.sleep(0.3)
-    raise AssertionError
 
 
 class Worker:
     """One of the processes that work on a study, with the trials that it has taken.
 
-    While it has trials, a thread gives a database signs of life. A journal has none: there each
-    worker holds a lock in the study's folder, which the system frees when the process ends.
+    While it has trials, a thread records heartbeats in a database. A journal has none: its workers
+    hold locks in the study's folder, which the operating system frees when a process ends.
     """
 
     def __init__(self, study: optuna.Study, space: space_lib.Space, folder: pathlib.Path):
         self._study, self._space, self._folder = study, space, folder / "workers"
         self._name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         interval = getattr(study._storage, "get_heartbeat_interval", lambda: 0)()
-        self._patience = 3.0 * interval  # seconds; two without a sign of life, and a spare one
-        (self._folder / self._name).mkdir(parents=True)
+        self._patience = 3.0 * interval  # seconds; two missing heartbeats, and a spare one
+        with errors.file_errors(f"write the study in '{folder}'"):
+            (self._folder / self._name).mkdir(parents=True)
         self.lock = run_directory.Lock(self._folder / self._name)
         self.lock.acquire()
 
     def num_left(self, count: int, stop: Callable[[], bool]) -> int:
         """Returns how many of `count` trials no worker has, with those of workers that died.
 
-        Before it returns 0 it waits for as long as a worker may be dead without being known to be,
-        if one has a trial; `stop` ends the waiting.
+        Before it returns 0 while a worker has a trial, it waits until a missing heartbeat would
+        have been noticed; `stop` ends the waiting.
         """
         start = time.monotonic()
         while True:
@@ -142,7 +143,6 @@ class Worker:
             trial.set_user_attr(_FAILURE, reason)
             state = _STATE.FAIL
         value = value if state == _STATE.COMPLETE else None
-        # Another worker may have failed it while this one was suspended.
         self._study.tell(trial, value, state=state, skip_if_finished=True)
 
     def leave(self, trials: Sequence[optuna.Trial]) -> None:

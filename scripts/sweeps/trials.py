@@ -182,9 +182,6 @@ class _Reporter(loggers.Logger):
         if len(self._trials) == 1:  # of several in one program, none can end alone
             self.is_pruned = self._trials[0].should_prune()
 
-    def close(self) -> None:
-        pass
-
 
 def _is_anakin(settings: experiment.Experiment) -> bool:
     runner = inspect.unwrap(settings.runner_class())

@@ -1,6 +1,7 @@
 """A worker of a study: it joins the study, takes trials until none is left, and reports."""
 
 import argparse
+import contextlib
 import math
 import time
 
@@ -70,12 +71,12 @@ def _open(
     record = {
         "space": {name: str(distribution) for name, distribution in space.items()},
         "experiment": training_process.settings_digest(texts.bindings),
-        "objective": trainer.objective,
+        "objective": [trainer.objective, options.last],
+        "number of seeds": options.seeds,
         "direction": options.direction,
     }
-    begun = study.user_attrs.get("podracers")
-    if begun:
-        sampler.reseed_rng()  # the seed's draws are those of the study's beginning
+    if begun := study.user_attrs.get("podracers"):
+        sampler.reseed_rng()  # else it would repeat the first draws
     else:
         study.set_user_attr("podracers", record)
         start = space_lib.start(space, texts)
@@ -90,7 +91,8 @@ def _open(
 def _take(worker: studies.Worker, trainer: trials.Trainer, count: int) -> None:
     """Trains trials that share a program."""
     start = time.perf_counter()
-    with worker.take(count) as taken:
+    finished = optuna.exceptions.UpdateFinishedTrialError  # by another worker, in a suspension
+    with worker.take(count) as taken, contextlib.suppress(finished):
         scores, reason = [None] * count, ""
         try:
             scores = trainer.train(taken)

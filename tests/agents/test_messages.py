@@ -34,7 +34,7 @@ _AGENTS = (
     *(sac.SAC, muzero.MuZero, alphazero.AlphaZero),
 )
 _PARTS = (tree_search.Search, heads.CategoricalReturn, categorical.Support)
-_MAKE = {each.__name__: each for each in (*_AGENTS, *_PARTS)}
+_MAKE = {part.__name__: part for part in (*_AGENTS, *_PARTS)}
 _MAKE |= {
     "LPG": lifetimes.agent,
     "LRU": functools.partial(cores.LRU, 4),
@@ -54,7 +54,6 @@ _CONTINUOUS, _MULTI_DISCRETE = (
 )
 _RECURRENT = functools.partial(networks.q_network, core=cores.LSTM(8))
 _MODEL = functools.partial(muzero_networks.model, core=cores.LSTM(8))
-
 
 _NAMES = [agent.__name__ for agent in _AGENTS]
 _IMPOSSIBLE = [
@@ -93,7 +92,6 @@ _IMPOSSIBLE = [
     ("MuZero", "support", math.inf),
     ("MuZero", "support_atoms", 2),
 ]
-
 
 _OPTIONS = [
     *((name, {option: value}, f"{name}.{option}: ") for name, option, value in _IMPOSSIBLE),
@@ -135,7 +133,7 @@ _OPTIONS = [
 ]
 
 
-def _made(name, options):
+def _make(name, options):
     """Makes a part with these options, and an agent's spec."""
     return _MAKE[name](**({"spec": _SPECS.get(name, _SPEC)} if name in _NAMES else {}) | options)
 
@@ -210,7 +208,7 @@ _PRIORITIZED = replay.Replay(64, 4, 8, 0.6)
 
 # Words of the message, and a call; "..." stands for anything.
 MISTAKES = [
-    *((words, functools.partial(_made, name, options)) for name, options, words in _OPTIONS),
+    *((words, functools.partial(_make, name, options)) for name, options, words in _OPTIONS),
     # Encoders and layers.
     ("Dense.features", lambda: _encode(encoders.MLP((8, 0)))),
     ("'relu'", lambda: _encode(encoders.MLP(activation="rellu"))),

@@ -28,7 +28,6 @@ from agents import dqn, networks, ppo, sac
 from agents.meta import rules
 from agents.meta.lpg import rule as rule_lib
 from agents.networks import encoders
-from podracers import agent as agent_lib
 from podracers import environment, errors, precision, trees, types
 from podracers.exports import archive, onnx_model
 from podracers.exports import program as program_lib
@@ -238,14 +237,15 @@ def test_a_policy_reads_the_leaves_that_later_actions_depend_on(tmp_path):
 
 def test_programs_have_the_layouts_of_their_platforms():
     program = _program(*_images(encoders.NatureCNN(hidden=8), 36))
+    assert program.actions == "sampled"  # `evaluation_epsilon`
     frames = {}
     for platform in ("cpu", "cuda", "tpu"):
         kept, *programs = archive.export(program, platform, None)
         assert [exported.platforms for exported in programs] == [(platform,)] * 2
         frames[platform] = kept.state["actor/frames"]
-    assert not any(isinstance(each.shape[0], int) for each in frames.values())
+    assert not any(isinstance(x.shape[0], int) for x in frames.values())
     bytes_, words = (np.uint8, (3, 36, 36, 1)), (np.uint32, (3, 9, 9, 4))
-    layouts = {name: (each.dtype, each.shape[1:]) for name, each in frames.items()}
+    layouts = {name: (x.dtype, x.shape[1:]) for name, x in frames.items()}
     assert layouts == {"cpu": bytes_, "cuda": bytes_, "tpu": words}
 
 
@@ -258,13 +258,6 @@ def test_bounds_are_described():
     assert "maximum" not in program_lib._described(_ACTION.replace(maximum=[np.inf, 3.0]))
 
 
-def _greedy(agent):
-    """Returns an agent that draws nothing in evaluations."""
-    agent = agent_lib.greedy(agent) or agent
-    is_random = hasattr(agent, "evaluation_epsilon")
-    return dataclasses.replace(agent, evaluation_epsilon=0.0) if is_random else agent
-
-
 _MODELS = {name: make for name, make in (contract.AGENTS | _CASES).items() if name != "muzero"}
 
 
@@ -275,7 +268,9 @@ def test_an_onnx_model_acts_as_its_agent(name, tmp_path):
     """One stream whose observation is an array acts by the loop of the page."""
     pytest.importorskip("jax2onnx")
     agent, candidate = _MODELS[name]()
-    program = _program(_greedy(agent), getattr(candidate, "spec", candidate))
+    spec = getattr(candidate, "spec", candidate)
+    program = _program(onnx_model.deterministic(agent), spec)
+    assert program.actions == "greedy"
     kept, data = onnx_model.converted(program, {"batch_size": None})
     session = onnx_model.session(data)
     for size in (1, 3):
@@ -347,7 +342,7 @@ def test_a_batch_size_is_fixed_for_code_that_depends_on_it():
     with pytest.raises(errors.UserError, match="open batch dimension; fix it by --batch_size"):
         archive.export(program, "cpu", None)
     _, initial, act = archive.export(program, "cpu", 2)
-    assert [each.in_avals[0].shape[0] for each in (initial, act)] == [2, 2]
+    assert [x.in_avals[0].shape[0] for x in (initial, act)] == [2, 2]
 
 
 def test_a_search_in_the_environment_is_refused():

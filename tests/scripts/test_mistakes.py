@@ -134,6 +134,7 @@ MISTAKES = [
     (f"{_SWEEP} {{folder}}/good.toml --batch 2 --runner sebulba", "expected the runner Anakin"),
     (f"{_SWEEP} {{folder}}/epochs.toml --batch 2", "no option 'PPO.epochs' that is a float"),
     (f"{_SWEEP} {{folder}}/good.toml --storage nonsense://x", "--storage: cannot open"),
+    (f"{_SWEEP} {{folder}}/good.toml --storage sqlite:// --study {{config}}/a", "write the study"),
     (f"{_SWEEP} {{folder}}/good.toml --gin_bindings 'PPO.gama = 1'", "'gamma'"),
     (f"{_SWEEP} {{folder}}/good.toml --trials 0", "--trials"),
 ]

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import types
 
 import numpy as np
 import optuna
@@ -54,10 +55,12 @@ def test_a_study_ends_in_a_table_and_an_experiment(tmp_path, study, run):
     assert len(summary["evaluation"]["return_by_seed"]) == 2
     assert f"trial 0: evaluation/return {sum(last[-3:]) / 3:g} (" in result.stdout
     assert _values(tmp_path / "study", "best.gin") in values
-    # The same command goes on with other draws, where there is more to do.
+    # The study goes on with other draws than those that it began with.
     again = run("sweep", *study, *words, "--trials", 3)
-    assert (again.returncode, again.stdout.count(": evaluation/return ")) == (0, 1), again.stderr
-    assert len({_values(run) for run in (tmp_path / "study").glob("trial-*")}) == 3
+    assert (again.returncode, again.stdout.count(": evaluation/return")) == (0, 1), again.stderr
+    assert _values(tmp_path / "study" / "trial-0002") not in values
+    for option, name in (("--seeds", "number of seeds"), ("--last", "objective")):
+        processes.assert_mistake(run("sweep", *study, *words, option, 1), f"has another {name}")
 
 
 def _open(folder):
@@ -85,6 +88,20 @@ def test_trials_that_differ_in_floats_share_a_program(tmp_path, study, run):
             logged = [row[name] for row in rows if row.get(name) is not None]
             scores += [*logged, summary["evaluation"]["return_by_seed"][str(seed)]][-3:]
         assert trial.value == pytest.approx(np.mean(scores))
+
+
+def test_a_trial_that_another_worker_has_failed_is_left(tmp_path, tools):
+    """As happens to a worker that was suspended."""
+    modules, study = tools("sweeps.studies", "sweeps.work"), _open(tmp_path)
+
+    def train(trials):
+        failed = optuna.trial.TrialState.FAIL
+        study._storage.set_trial_state_values(trials[0]._trial_id, failed)
+        trials[0].report(1.0, step=1)
+
+    worker = modules.studies.Worker(study, {}, tmp_path)
+    modules.work._take(worker, types.SimpleNamespace(train=train), 1)
+    assert [trial.state.name for trial in study.trials] == ["FAIL"]
 
 
 def stop_once(line):

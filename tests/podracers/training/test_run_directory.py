@@ -52,6 +52,21 @@ def test_writes_whole_files_or_none(tmp_path, monkeypatch):
     assert directory.config.read_text() == "SEED = 0\n"
 
 
+def test_two_writers_of_a_file_at_once_both_succeed(tmp_path, monkeypatch):
+    """Workers of a sweep end together."""
+    replace = pathlib.Path.replace
+
+    def interrupted(partial, file):
+        with monkeypatch.context() as patch:
+            patch.setattr(pathlib.Path, "replace", replace)
+            storage.write(file, b"other")
+        return replace(partial, file)
+
+    monkeypatch.setattr(pathlib.Path, "replace", interrupted)
+    storage.write(tmp_path / "best.gin", "this")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["this"]
+
+
 def test_the_first_configuration_up_to_a_step_is_kept(tmp_path):
     directory = run_directory.RunDirectory(tmp_path)
     storage.write(directory.config, "a")
