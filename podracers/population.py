@@ -27,7 +27,7 @@ Ranges = Mapping[str, tuple[float, float]]  # lowest and highest value of each o
 MIN_MEMBERS = 4  # fewest with a lowest and a highest quarter
 _NAME = "Anakin.population_values"
 _RANGES = "Anakin.pbt_ranges"
-_FACTORS = 0.8, 1.25  # of a perturbed option; their product is 1
+_FACTORS = 0.8, 1.25  # factors of a perturbed option; their product is 1
 _RESAMPLED = 0.25  # probability that an option is drawn from its range, not perturbed
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 

@@ -33,7 +33,7 @@ class _Session:
 
     supervisor: pipeline.Supervisor  # supervises the actors' threads
     versions: pipeline.Versions  # published parameters, `{device: params}`
-    hashes: dict[int, jax.Array]  # of the learner's acting parameters, by version
+    hashes: dict[int, jax.Array]  # hashes of the learner's acting parameters, by version
     queues: list[pipeline.Queue]  # one for the rollouts of each actor
     timers: timing.Timers
     update: int  # number of updates that the latest state has taken

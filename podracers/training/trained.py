@@ -42,7 +42,7 @@ def load(
         raise errors.UserError(f"member: expected one of '{path}', 0 to {size - 1}, got {member}")
     evaluator, params = parts.evaluator.member(policy.params, member)
     greedy = parts.greedy_evaluator and parts.greedy_evaluator.member(policy.params, member)[0]
-    agent: Any = evaluator.agent  # it learns, too
+    agent: Any = evaluator.agent  # a policy that learns, too
     parts = parts._replace(agent=agent, evaluator=evaluator, greedy_evaluator=greedy)
     return policy._replace(params=params, parts=parts)
 

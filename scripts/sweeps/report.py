@@ -15,7 +15,7 @@ from podracers.scripts.results import plotting
 from podracers.scripts.sweeps import space as space_lib
 from podracers.scripts.sweeps import studies, trials
 
-_ROWS = 10  # of the table
+_ROWS = 10  # rows of the table
 
 
 def write(study: optuna.Study, trainer: trials.Trainer) -> list[str]:

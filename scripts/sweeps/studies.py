@@ -21,7 +21,7 @@ from podracers import errors
 from podracers.scripts.sweeps import space as space_lib
 from podracers.training import run_directory
 
-PERCENT = 100  # of a run's agent steps: the resource of pruners, and the step of a report
+PERCENT = 100  # the resource that pruners give to a whole run; reports count in it
 PRUNERS = {
     "none": optuna.pruners.NopPruner,
     "median": optuna.pruners.MedianPruner,
@@ -76,7 +76,7 @@ def storage(url: str | None, folder: pathlib.Path, heartbeat: int) -> optuna.sto
         try:
             return optuna.storages.RDBStorage(url, **life)
         except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
-            attempts -= 1  # of workers that make the tables at once, all but one fail
+            attempts -= 1  # all but one fail of workers that make the tables at once
             if not attempts or not isinstance(error, sqlalchemy.exc.DBAPIError):
                 cause = errors.first_line(error)
                 raise errors.UserError(f"--storage: cannot open the database: {cause}") from error

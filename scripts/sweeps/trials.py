@@ -98,7 +98,7 @@ class Trainer:
         if len(trials) > 1:
             name = f"trials-{trials[0].number:04d}-{trials[-1].number:04d}"
         elif (begun := trials[0].user_attrs.get("run", "")).startswith("trial-"):
-            name = begun  # of a worker that has ended
+            name = begun  # the run of a worker that has ended
         for trial in trials:
             trial.set_user_attr("run", name)
         base = self.load(*space_lib.bindings(trials[0].params))
@@ -179,7 +179,7 @@ class _Reporter(loggers.Logger):
         for trial, suffixes in zip(self._trials, self._suffixes):
             if not math.isnan(score := self._trainer.score(self._rows, suffixes)):
                 trial.report(score, percent)
-        if len(self._trials) == 1:  # of several in one program, none can end alone
+        if len(self._trials) == 1:  # none of several in one program can end alone
             self.is_pruned = self._trials[0].should_prune()
 
 

@@ -91,7 +91,7 @@ def _open(
 def _take(worker: studies.Worker, trainer: trials.Trainer, count: int) -> None:
     """Trains trials that share a program."""
     start = time.perf_counter()
-    finished = optuna.exceptions.UpdateFinishedTrialError  # by another worker, in a suspension
+    finished = optuna.exceptions.UpdateFinishedTrialError  # another worker failed the trial
     with worker.take(count) as taken, contextlib.suppress(finished):
         scores, reason = [None] * count, ""
         try:

@@ -248,7 +248,8 @@ def test_one_hot_codes_are_channels_of_a_convolution_with_strides(shape, channel
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_images_and_boards_with_many_planes_are_images(dtype):
     for shape in ((84, 84, 4), (16, 31, 40), (8, 8, 119), (2, 50, 3), (40, 30)):
-        encoders.image_or_error(np.zeros((1, *shape), dtype), "CNN")
+        image, vector = encoders.image_or_error(np.zeros((1, *shape), dtype), "CNN")
+        assert (image.shape, vector) == ((1, *shape, 1)[:4], None)
 
 
 def test_rows_of_a_table_are_summed_and_numbers_beyond_it_are_none():
