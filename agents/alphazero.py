@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import mctx
 
 from agents import networks
-from agents.networks import encoders, heads
+from agents.networks import heads
 from agents.networks import muzero as muzero_networks
 from agents.parts import options
 from agents.replay import replay
@@ -92,7 +92,7 @@ class AlphaZero(planning.SearchAgent):
         assert model is not None
         state = jax.vmap(model.redrawn)(timestep.observation[environment.STATE], key)
         node = _Node(state, timestep.last(), root.value, root.prior_logits)
-        mask = encoders.action_mask(timestep.observation)
+        mask = environment.action_mask(timestep.observation)
         moves = jnp.where(timestep.first(), 0, actor_state)
         temperature = self.temperature_at(params, moves, evaluation)
         root = dataclasses.replace(root, embedding=node)
@@ -110,7 +110,7 @@ class AlphaZero(planning.SearchAgent):
             row = self.preprocess.apply(params.normalizer, row)
             prediction, _ = self.net.step(params.params, (), row)
             reward, prediction = jax.tree.map(lambda x: x[0], (row.reward, prediction))
-            mask = encoders.action_mask(timestep.observation)
+            mask = environment.action_mask(timestep.observation)
             logits = heads.legal_values(prediction.policy, mask)
             after = _Node(state, timestep.last(), self._support.decode(prediction.value), logits)
             # The successor of an ended node is the node itself, which changes no mean.

@@ -26,10 +26,10 @@ import jax.numpy as jnp
 import rlax
 
 from agents import networks
-from agents.networks import encoders, heads, layers
+from agents.networks import heads, layers
 from agents.parts import exploration, optimization, options, returns
 from agents.replay import replay
-from podracers import types
+from podracers import environment, types
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -141,7 +141,7 @@ class DQN(replay.ReplayAgent, exploration.EpsilonGreedy):
         target_q_t = self._mean(target_output_t)
         observation_t = jax.tree.map(lambda x: x[t, jnp.arange(t.size)], timestep.observation)
         selector = q_t if self.double else target_q_t
-        selector = heads.legal_values(selector, encoders.action_mask(observation_t))
+        selector = heads.legal_values(selector, environment.action_mask(observation_t))
         qa_tm1 = layers.take(q_tm1, a_tm1)
         value_t = layers.take(target_q_t, jnp.argmax(selector, axis=-1))
         td_error = jax.lax.stop_gradient(r_t + discount_t * value_t) - qa_tm1

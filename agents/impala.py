@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import optax
 import rlax
 
-from agents.networks import encoders, popart
+from agents.networks import popart
 from agents.parts import actor_critic, minibatches, optimization, options, returns
-from podracers import errors, types
+from podracers import environment, errors, types
 
 _OPTIMIZERS = ("adam", "rmsprop")
 
@@ -119,7 +119,7 @@ class IMPALA(actor_critic.ActorCritic):
         (timestep, extras), core = minibatch
         output, _ = self.net.unroll(params, core, timestep)  # [T + 1, B]
         outputs, mask = jax.tree.map(
-            lambda x: x[:-1], (output.policy, encoders.action_mask(timestep.observation))
+            lambda x: x[:-1], (output.policy, environment.action_mask(timestep.observation))
         )
         head = self.action_head
         log_prob = head.log_prob(outputs, mask, extras.raw)

@@ -20,12 +20,11 @@ import mctx
 import optax
 
 from agents import networks
-from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from agents.parts import optimization, options
 from agents.replay import replay
 from agents.search import planning
-from podracers import errors
+from podracers import environment, errors
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -89,7 +88,7 @@ class MuZero(planning.SearchAgent):
         """Searches for each stream; in evaluation without any noise."""
         core, moves = actor_state
         moves = jnp.where(timestep.first(), 0, moves)
-        mask = encoders.action_mask(timestep.observation)
+        mask = environment.action_mask(timestep.observation)
         timestep = self.preprocess.apply(params.normalizer, timestep)
         latent, core = self.net.representation.step(params.params["representation"], core, timestep)
         temperature = self.temperature_at(params, moves, evaluation)
@@ -145,7 +144,7 @@ class MuZero(planning.SearchAgent):
             timestep = jax.tree.map(lambda x: x[:end], sample.rollout.timestep)
             latent = self._latents(params, timestep)  # [L, N, F] after the burn-in
             steps = latent.shape[0]
-            mask = encoders.action_mask(timestep.observation)
+            mask = environment.action_mask(timestep.observation)
             keys = jax.vmap(lambda key: jax.random.split(key, steps), out_axes=1)(sample.key)
             rows = (latent, None if mask is None else mask[self.buffer.burn_in :], keys)
             latent, mask, keys = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import rlax
 
 from agents import networks
-from agents.networks import encoders, popart
+from agents.networks import popart
 from agents.parts import actor_critic, minibatches, optimization, options, returns
-from podracers import parallel, types
+from podracers import environment, parallel, types
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -137,7 +137,7 @@ class PPO(actor_critic.GeneralizedAdvantage, options.Adam):
             self.entropy_cost, self.entropy_cost_final, self.anneal_steps, context.agent_steps
         )
         head = self.action_head
-        mask = encoders.action_mask(batch.timestep.observation)
+        mask = environment.action_mask(batch.timestep.observation)
         output, _ = self.net.unroll(params, core, batch.timestep)
         log_prob = head.log_prob(output.policy, mask, batch.extras.raw)
         log_ratio = log_prob - batch.extras.log_prob

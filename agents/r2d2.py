@@ -27,10 +27,10 @@ import jax.numpy as jnp
 import rlax
 
 from agents import networks
-from agents.networks import cores, encoders, heads, layers
+from agents.networks import cores, heads, layers
 from agents.parts import categorical, exploration, inputs, optimization, options, returns
 from agents.replay import replay
-from podracers import errors, types
+from podracers import environment, errors, types
 
 _RECURRENT = functools.partial(networks.q_network, core=cores.LSTM(), dueling=True)
 
@@ -126,7 +126,7 @@ class R2D2(inputs.NetworkAgent, replay.ReplayAgent):
         timestep, action = jax.tree.map(
             lambda x: x[self.burn_in :], (sample.rollout.timestep, sample.rollout.action)
         )
-        best = heads.legal_argmax(q_values, encoders.action_mask(timestep.observation))
+        best = heads.legal_argmax(q_values, environment.action_mask(timestep.observation))
         values = categorical.signed_parabolic(layers.take(q_target, best))
         td_target = jax.lax.stop_gradient(self.targets(timestep, values))
         taken = layers.take(q_values[:-1], action)

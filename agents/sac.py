@@ -49,7 +49,7 @@ from agents.networks import encoders
 from agents.networks import sac as sac_networks
 from agents.parts import inputs, optimization, options, preprocessing, returns
 from agents.replay import replay
-from podracers import types
+from podracers import environment, types
 
 _PRIORITY_MIX = 0.9  # weight of the largest error of a sequence in its priority, as in R2D2
 
@@ -187,7 +187,7 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples an action, or takes the mode (see `greedy_evaluation`)."""
-        mask = encoders.action_mask(timestep.observation)
+        mask = environment.action_mask(timestep.observation)
         timestep = self.preprocess.apply(params.normalizer, timestep)
         timestep = self._step_inputs(actor_state, timestep)
         recurrent = self.net.is_recurrent
@@ -263,7 +263,7 @@ class SAC(inputs.NetworkAgent, replay.ReplayAgent):
 
     def _policy_inputs(self, critic, timestep, sample) -> tuple[_PolicyInput, _PolicyInput]:
         """Returns both time steps of the transitions, with their memory under `critic`."""
-        mask = encoders.action_mask(timestep.observation)
+        mask = environment.action_mask(timestep.observation)
         shape = 2, self.buffer.learnt_states
         keys = jax.vmap(lambda key: jax.random.split(key, shape), out_axes=2)(sample.key)
         keys = keys.reshape(2, -1)  # [2, R]

@@ -28,9 +28,9 @@ import jax.numpy as jnp
 import rlax
 
 from agents import networks
-from agents.networks import encoders, heads, popart
+from agents.networks import heads, popart
 from agents.parts import actor_critic, minibatches, optimization, options, returns
-from podracers import parallel, types
+from podracers import environment, parallel, types
 
 _LOWEST_TEMPERATURE = 1e-8
 _EXCLUDED = -1e30  # scaled advantage; finite, because gradients at infinity are NaN
@@ -134,7 +134,7 @@ class VMPO(actor_critic.GeneralizedAdvantage, options.Adam):
         """Returns the loss of a minibatch, which comes with the cores `[B, ...]` before it."""
         batch, core = minibatch
         head = self.action_head
-        mask = encoders.action_mask(batch.timestep.observation)
+        mask = environment.action_mask(batch.timestep.observation)
         output, _ = self.net.unroll(params.network, core, batch.timestep)
         target_output, _ = self.net.unroll(context.target, core, batch.timestep)
         temperature = jnp.exp(params.log_temperature) + _LOWEST_TEMPERATURE

@@ -23,8 +23,6 @@ _MAX_CHANNELS = 16  # a side this short holds the channels, if the other axes ar
 _EXTENDED = {"observation", "previous_action", "previous_reward"}  # see `agents.parts.inputs`
 _ACTIVATIONS = ("elu", "gelu", "relu", "silu", "tanh")  # names in `jax.nn`
 
-action_mask = environment.action_mask
-
 
 def without_mask(observation: types.PyTree) -> types.PyTree:
     """Returns the observation without reserved keys, such as the action mask."""

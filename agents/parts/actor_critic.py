@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from agents import networks
-from agents.networks import encoders, heads, popart
+from agents.networks import heads, popart
 from agents.parts import inputs, optimization, options, returns
-from podracers import types
+from podracers import environment, types
 
 
 class Extras(NamedTuple):
@@ -109,7 +109,7 @@ class ActorCritic(inputs.NetworkAgent, optimization.GradientAgent, options.Learn
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
-        mask = encoders.action_mask(timestep.observation)
+        mask = environment.action_mask(timestep.observation)
         timestep = self.preprocess.apply(params.normalizer, timestep)
         timestep = self._step_inputs(actor_state, timestep)
         output, core = self.net.step(params.params, actor_state.core, timestep)
@@ -190,7 +190,7 @@ class GeneralizedAdvantage(ActorCritic):
         outputs = networks.unroll_in_parts(
             self.net, params, core, current, lambda output: output.policy
         )
-        mask = encoders.action_mask(current.observation)
+        mask = environment.action_mask(current.observation)
         log_ratio = self.action_head.log_prob(outputs, mask, extras.raw) - extras.log_prob
         move = log_ratio * (age / (age + 1))[None]
         rho = jnp.where(age > 0, jnp.minimum(jnp.exp(move), self.clip_rho), 1.0)

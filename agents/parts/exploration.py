@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agents.networks import encoders, heads
+from agents.networks import heads
 from agents.parts import optimization, options
-from podracers import types
+from podracers import environment, types
 
 
 class Extras(NamedTuple):
@@ -24,7 +24,7 @@ class Extras(NamedTuple):
 
 def best_q_value(q_values: jax.Array, observation: types.PyTree) -> jax.Array:
     """Returns the largest of `heads.legal_values`, `[...]`, by the mask of an observation."""
-    return jnp.max(heads.legal_values(q_values, encoders.action_mask(observation)), axis=-1)
+    return jnp.max(heads.legal_values(q_values, environment.action_mask(observation)), axis=-1)
 
 
 def epsilon_greedy(
@@ -44,7 +44,7 @@ def epsilon_greedy(
         noise = jax.random.uniform(explore_key, q_values.shape[-1:])
         return jax.random.uniform(choose_key), noise
 
-    mask = encoders.action_mask(observation)
+    mask = environment.action_mask(observation)
     if isinstance(epsilon, float) and not epsilon:
         return heads.legal_argmax(q_values, mask)
     uniform, noise = jax.vmap(draw)(key)

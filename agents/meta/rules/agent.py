@@ -17,10 +17,10 @@ import optax
 from agents import networks
 from agents.meta.rules import interface
 from agents.meta.rules.network import rule_network
-from agents.networks import encoders, heads, layers
+from agents.networks import heads, layers
 from agents.parts import optimization, options, returns
 from agents.replay import replay
-from podracers import errors, types
+from podracers import environment, errors, types
 
 
 class Extras(NamedTuple):
@@ -230,7 +230,7 @@ class RuleAgent(optimization.GradientAgent, options.Adam):
 
 def _legal(outputs: interface.Outputs, timestep: types.TimeStep) -> interface.Outputs:
     """Returns outputs with the logits of illegal actions masked."""
-    mask = encoders.action_mask(timestep.observation)
+    mask = environment.action_mask(timestep.observation)
     if mask is None:
         return outputs
     logits = jnp.where(mask, outputs[interface.POLICY], layers.MASKED)

@@ -7,7 +7,7 @@ import pytest
 
 from agents.backends import layouts
 from agents.networks import encoders, tables
-from podracers import parallel
+from podracers import environment, parallel
 from tests import streams
 from tests.agents import experience
 
@@ -23,8 +23,8 @@ def test_images_and_vectors_are_separated_and_scaled_without_the_mask():
     assert image.shape == (2, 5, 6, 3) and image.dtype == jnp.uint8
     np.testing.assert_array_equal(vector, [[7, 1, 1, 1, 1, 1], [-7, 0, 1, 1, 1, 1]])
     assert vector.dtype == jnp.float32
-    np.testing.assert_array_equal(encoders.action_mask(observation), observation["action_mask"])
-    assert encoders.action_mask(vector) is None
+    np.testing.assert_array_equal(environment.action_mask(observation), observation["action_mask"])
+    assert environment.action_mask(vector) is None
     flat = encoders.MLP(()).apply({}, observation)
     np.testing.assert_allclose(flat, np.c_[np.full((2, 90), 0.2), vector], rtol=1e-6)
 
