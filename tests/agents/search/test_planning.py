@@ -127,8 +127,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency, dra
         network = functools.partial(agent.network, projection_size=8)
         agent = dataclasses.replace(agent, network=network, consistency_cost=consistency)
         params = jax.jit(agent.init_learner)(jax.random.key(0)).params
-    if draws:
-        agent, sample = _with_draws(agent, sample, draws)
+    agent, sample = _with_draws(agent, sample, draws) if draws else (agent, sample)
     rollout, model, support = sample.rollout, agent.net, agent._support
     timestep = jax.tree.map(lambda x: x[:-1], rollout.timestep)
     targets = jax.jit(planning.targets, static_argnums=(2, 3, 4))
