@@ -17,6 +17,9 @@ AlphaZero the root alone):
 
     w Σ_k c_k (CE(π_k, p_k) + value_cost CE(G_k, v_k) + CE(r_k, u_k)),  c_0 = 1, c_k = 1 / K
 
+Where the search drew its actions (`proposals`), the cross-entropy with the policy is a sum over
+these, `-Σ_a π_k(a) log p_k(a)`, with densities of continuous ones.
+
 Axis legend: `T` time, `L` transitions of a sequence, `K` unrolled steps, `B` streams, `N` drawn
 sequences, `A` searched actions of a node, `Z` atoms.
 """

@@ -168,7 +168,6 @@ def test_the_policy_of_a_bandit_becomes_its_best_action(kind):
 
 def test_nodes_draw_independently_and_plans_do_not_depend_on_neighbours():
     proposal, search = proposals.Proposal(UNIT, 4), tree_search.Search(num_simulations=6)
-    visited = []
 
     def model(action, node):
         return _output(reward=action[0], discount=1.0), node
@@ -178,11 +177,10 @@ def test_nodes_draw_independently_and_plans_do_not_depend_on_neighbours():
 
     results = jax.jit(run)(_keys())
     streams.assert_same(jax.tree.map(lambda x: x[5:], results), jax.jit(run)(_keys()[5:]))
-    node = proposals._Node(jnp.zeros(()), results[1][0], jax.random.key_data(_keys(2)[0]))
-    for index in range(4):
-        visited.append(node.raw)
-        _, node = proposal._expand(model, index % 2, node)
-    assert len(np.unique(np.concatenate(visited))) == 16
+    root = proposals._Node(jnp.zeros(()), results[1][0], jax.random.key_data(_keys(2)[0]))
+    nodes = [root, *(proposal._expand(model, index, root)[1] for index in range(4))]
+    nodes.append(proposal._expand(model, 0, nodes[1])[1])
+    assert len(np.unique(np.concatenate([node.raw for node in nodes]))) == 24
 
 
 def test_alphazero_searches_legal_drawn_actions():
