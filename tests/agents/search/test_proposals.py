@@ -167,10 +167,11 @@ def test_the_policy_of_a_bandit_becomes_its_best_action(kind):
 
 
 def test_nodes_draw_independently_and_plans_do_not_depend_on_neighbours():
-    proposal, search = proposals.Proposal(UNIT, 4), tree_search.Search(num_simulations=6)
+    bounds = specs.BoundedArray((1,), np.float32, 1.0, 1.5)
+    proposal, search = proposals.Proposal(bounds, 4), tree_search.Search(num_simulations=6)
 
     def model(action, node):
-        return _output(reward=action[0], discount=1.0), node
+        return _output(reward=action[0], discount=1.0), action[0]
 
     def run(keys):
         return proposal.run(search, model, _root(jnp.zeros((len(keys), 2))), None, 1.0, keys)
@@ -181,6 +182,8 @@ def test_nodes_draw_independently_and_plans_do_not_depend_on_neighbours():
     nodes = [root, *(proposal._expand(model, index, root)[1] for index in range(4))]
     nodes.append(proposal._expand(model, 0, nodes[1])[1])
     assert len(np.unique(np.concatenate([node.raw for node in nodes]))) == 24
+    expected = np.clip(1.25 + 0.25 * root.raw[:, 0], 1.0, 1.5)
+    np.testing.assert_allclose([node.embedding for node in nodes[1:5]], expected, rtol=1e-6)
 
 
 def test_alphazero_searches_legal_drawn_actions():
