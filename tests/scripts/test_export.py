@@ -258,7 +258,7 @@ def test_bounds_are_described():
     assert "maximum" not in program_lib._described(_ACTION.replace(maximum=[np.inf, 3.0]))
 
 
-_MODELS = {name: make for name, make in (contract.AGENTS | _CASES).items() if name != "muzero"}
+_MODELS = {name: make for name, make in (contract.AGENTS | _CASES).items() if "muzero" not in name}
 
 
 @pytest.mark.parametrize(
