@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agents.parts import options
-from podracers import anakin, errors, evaluation, population
+from podracers import anakin, evaluation, population
 from tests import contract, streams
 
 
@@ -95,18 +95,6 @@ def test_a_member_is_the_run_of_its_seed_and_its_values(name):
     played = alone_evaluator.run(params, key)
     np.testing.assert_allclose(evaluated.returns[1], played.returns, rtol=1e-3, atol=1e-4)
     assert np.any(evaluated.returns[0] != evaluated.returns[1])
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "values"),
-    [("ppo", "anneal_steps", (100.0, 1000.0)), ("dqn", "priority_exponent", (0.4, 0.6))],
-)
-def test_options_that_determine_the_program_cannot_differ(name, option, values):
-    agent, environment = contract.AGENTS[name]()
-    own = {"gamma": (0.9, 0.99), option: values}
-    runner = _runner(agent, environment, population=2, population_values=own)
-    with pytest.raises(errors.UserError, match=f"cannot differ .* gamma, {option} "):
-        runner.trace(0)
 
 
 def test_the_lowest_quarter_copies_the_highest_and_explores():

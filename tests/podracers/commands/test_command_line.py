@@ -52,30 +52,6 @@ def test_known_causes_get_one_line(error, code, report):
     assert (end.code, end.report) == (code, report)
 
 
-PPO = ["--gin_file", "catch_ppo.gin"]
-
-
-@pytest.mark.parametrize(
-    ("files", "words", "hint"),
-    [
-        ([], ["--seed", "3"], "'SEED = 3'"),
-        (PPO, ["--entropy_cost=0.1", "--seed", "3"], "'PPO.entropy_cost = 0.1'"),
-        (PPO, ["--num_env", "4"], "'NUM_ENVS = 4'"),
-        (PPO, ["--Total_steps"], "'TOTAL_STEPS = VALUE'"),
-        (PPO, ["--colour", "red"], None),
-    ],
-)
-def test_an_unknown_option_names_the_binding_that_is_meant(files, words, hint):
-    parser = command_line.Parser()
-    plain = f"unrecognized arguments: {re.escape(' '.join(words))}"
-    with pytest.raises(errors.UserError, match=rf"^{plain} \(see --help\)$"):
-        parser.parse_args(words)
-    parser.add_experiment()
-    full = rf"; did you mean --gin_bindings {re.escape(hint)}\?" if hint else ""
-    with pytest.raises(errors.UserError, match=rf"^{plain}{full} \(see --help\)$"):
-        parser.parse_args([*files, *words])
-
-
 def test_values_follow_one_flag_or_repeat_it():
     parser = command_line.Parser()
     parser.add_experiment()

@@ -177,28 +177,6 @@ else:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (("host:1", None, None), "need all of --coordinator"),
-        (("host", 2, 0), "expected HOST:PORT"),
-        (("[::1]:1", 2, 0), "IPv4"),
-        (("host:99999", 2, 0), "expected HOST:PORT"),
-        (("a..b:1", 2, 0), "expected HOST:PORT"),
-        (("host:1", 2, 2), "expected a number from 0 to 1"),
-    ],
-)
-def test_invalid_groups_are_user_errors(given, words):
-    with pytest.raises(errors.UserError, match=words):
-        processes.Group(*given)
-
-
-@pytest.mark.parametrize("timeout", [0.0, float("nan"), float("inf")])
-def test_invalid_timeouts_are_user_errors(timeout):
-    with pytest.raises(errors.UserError, match=r"--peer_timeout"):
-        processes.initialize(processes.Group("127.0.0.1:1", 2, 0), timeout)
-
-
-@pytest.mark.parametrize(
     ("variables", "expected"),
     [
         ({}, False),
