@@ -134,17 +134,19 @@ def _draws(key, size):
     return up, jax.random.uniform(draw_key, (size,)), drawn
 
 
+@pytest.fixture(scope="module", name="evolving")
+def _evolving():
+    """A runner of four members, which are compared after every third update."""
+    rates = {"learning_rate": (0.001, 0.002, 0.005, 0.01)}
+    ranges = {"R2D2.learning_rate": (0.0001, 0.1)}
+    options = {"population": 4, "population_values": rates, "pbt_period": 3, "pbt_ranges": ranges}
+    return _runner(*contract.AGENTS["r2d2"](), **options)
+
+
 @pytest.mark.exact
-def test_a_population_evolves_alike_on_any_devices_and_after_any_resume():
+def test_a_population_evolves_alike_after_any_resume(evolving):
     """A copy continues learner, replay and streams of the other, with new keys."""
-    agent, environment = contract.AGENTS["r2d2"]()
-    evolving = {
-        "population": 4,
-        "population_values": {"learning_rate": (0.001, 0.002, 0.005, 0.01)},
-        "pbt_period": 3,
-        "pbt_ranges": {"R2D2.learning_rate": (0.0001, 0.1)},
-    }
-    runner = _runner(agent, environment, **evolving)
+    runner = evolving
     before = streams.to_numpy(runner.step(runner.init(SEED), 2)[0])
     state, third = runner.step(runner.step(runner.init(SEED), 2)[0], 1)
     source = np.asarray(third.means["pbt/source"].result(), int)
@@ -165,8 +167,13 @@ def test_a_population_evolves_alike_on_any_devices_and_after_any_resume():
     whole = runner.step(runner.init(SEED), 7)[0]
     resumed = runner.step(jax.device_put(jax.device_get(state), shardings), 4)[0]
     streams.assert_same(streams.to_numpy(resumed), streams.to_numpy(whole))
-    alone = dataclasses.replace(runner, num_devices=1)
-    single = streams.to_numpy(alone.step(alone.init(SEED), 7)[0])
-    whole = streams.to_numpy(whole)
+
+
+@pytest.mark.slow
+def test_a_population_evolves_alike_on_any_devices(evolving):
+    alone = dataclasses.replace(evolving, num_devices=1)
+    whole, single = (
+        streams.to_numpy(runner.step(runner.init(SEED), 7)[0]) for runner in (evolving, alone)
+    )
     streams.assert_close(single.evolution, whole.evolution, rtol=1e-4)
     streams.assert_close(single.learner, whole.learner, rtol=1e-2, atol=1e-3)

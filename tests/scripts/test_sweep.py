@@ -19,7 +19,7 @@ from tests import groups, processes
 
 SPACE = """
 PPO.learning_rate = {log = [1e-4, 1e-1]}
-PPO.epochs = {choice = [1, 2]}
+PPO.entropy_cost = {linear = [0.0, 0.1]}
 """
 
 
@@ -31,36 +31,8 @@ def study(tmp_path):
     return (config, "--space", tmp_path / "space.toml", "--study", tmp_path / "study")
 
 
-def _values(folder, file="config.gin"):
-    agent = experiment.load([str(folder / file)]).build().agent
-    return agent.learning_rate, agent.epochs
-
-
-def test_a_study_ends_in_a_table_and_an_experiment(tmp_path, study, run):
-    words = ("--trials", 2, "--seeds", 2, "--sampler", "random", "--sampler_seed", 0)
-    result = run("sweep", *study, *words)
-    assert result.returncode == 0, result.stderr
-    assert "2 complete" in result.stdout
-    files = {path.name for path in (tmp_path / "study").iterdir()}
-    pictures = {"history.png", "slices.png", "importances.png"}
-    assert files == {"journal.log", "workers", "trial-0000", "trial-0001", "best.gin"} | pictures
-    # The first trial has the experiment's own values.
-    values = [_values(tmp_path / "study" / f"trial-000{index}") for index in range(2)]
-    assert values[0] == _values(tmp_path, "tiny.gin") != values[1]
-    # The objective is the mean over members of the last values, the final evaluation included.
-    rows = processes.log(tmp_path / "study" / "trial-0000")
-    last = [row["evaluation/return"] for row in rows if row.get("evaluation/return") is not None]
-    summary = json.loads((tmp_path / "study" / "trial-0000" / "summary.json").read_text())
-    last.append(summary["evaluation"]["return"])
-    assert len(summary["evaluation"]["return_by_seed"]) == 2
-    assert f"trial 0: evaluation/return {sum(last[-3:]) / 3:g} (" in result.stdout
-    assert _values(tmp_path / "study", "best.gin") in values
-    # The study goes on with other draws than those that it began with.
-    again = run("sweep", *study, *words, "--trials", 3)
-    assert (again.returncode, again.stdout.count(": evaluation/return")) == (0, 1), again.stderr
-    assert _values(tmp_path / "study" / "trial-0002") not in values
-    for option, name in (("--seeds", "number of seeds"), ("--last", "objective")):
-        processes.assert_mistake(run("sweep", *study, *words, option, 1), f"has another {name}")
+def _rate(file):
+    return experiment.load([str(file)]).build().agent.learning_rate
 
 
 def _open(folder):
@@ -70,24 +42,37 @@ def _open(folder):
     return optuna.create_study(**where, direction="maximize", load_if_exists=True)
 
 
-def test_trials_that_differ_in_floats_share_a_program(tmp_path, study, run):
-    (tmp_path / "space.toml").write_text("PPO.learning_rate = {log = [1e-4, 1e-1]}")
-    result = run("sweep", *study, "--trials", 3, "--batch", 2, "--seeds", 2)
+def test_a_study_ends_in_a_table_and_an_experiment(tmp_path, study, run):
+    """Trials that differ in floats are members of one population."""
+    folder, words = tmp_path / "study", ("--batch", 2, "--seeds", 2, "--sampler", "random")
+    words += ("--sampler_seed", 0, "--trials")
+    result = run("sweep", *study, *words, 2)
     assert result.returncode == 0, result.stderr
-    first, second, third = _open(tmp_path / "study").trials
-    runs = [trial.user_attrs["run"] for trial in (first, second, third)]
-    assert runs == ["trials-0000-0001"] * 2 + ["trial-0002"]
-    rows = processes.log(tmp_path / "study" / runs[0])
-    summary = json.loads((tmp_path / "study" / runs[0] / "summary.json").read_text())
+    assert "2 complete" in result.stdout
+    trials, shared = _open(folder).trials, folder / "trials-0000-0001"
+    pictures = {"history.png", "slices.png", "importances.png"}
+    files = {"journal.log", "workers", "best.gin", shared.name} | pictures
+    assert {path.name for path in folder.iterdir()} == files
+    rows, summary = processes.log(shared), json.loads((shared / "summary.json").read_text())
     rates = [member["values"]["learning_rate"] for member in summary["members"]]
-    assert rates == [trial.params["PPO.learning_rate"] for trial in (first, second)] * 2
-    for index, trial in enumerate((first, second)):
+    assert rates == [trial.params["PPO.learning_rate"] for trial in trials] * 2
+    assert rates[0] == _rate(tmp_path / "tiny.gin") != rates[1]  # first the experiment's own
+    # The objective is the mean over members of the last values, the final evaluation included.
+    for index, trial in enumerate(trials):
         scores = []
         for seed in (3 + index, 5 + index):
             name = f"evaluation/return/seed_{seed}"
             logged = [row[name] for row in rows if row.get(name) is not None]
             scores += [*logged, summary["evaluation"]["return_by_seed"][str(seed)]][-3:]
         assert trial.value == pytest.approx(np.mean(scores))
+        assert f"trial {index}: evaluation/return {trial.value:g} (" in result.stdout
+    assert _rate(folder / "best.gin") in rates
+    # The study goes on with other draws than those that it began with.
+    again = run("sweep", *study, *words, 3)
+    assert (again.returncode, again.stdout.count(": evaluation/return")) == (0, 1), again.stderr
+    assert _rate(folder / "trial-0002" / "config.gin") not in rates
+    for option, name in (("--seeds", "number of seeds"), ("--last", "objective")):
+        processes.assert_mistake(run("sweep", *study, *words, 3, option, 1), f"another {name}")
 
 
 def test_a_trial_that_another_worker_has_failed_is_left(tmp_path, tools):
