@@ -100,18 +100,19 @@ def test_a_member_is_the_run_of_its_seed_and_its_values(name):
 def test_the_lowest_quarter_copies_the_highest_and_explores():
     """As slow loops do with the same draws."""
     ranges = {"rate": (0.01, 1.0), "cost": (0.0, 0.5)}
-    kinds = set()
+    exploit, kinds = jax.jit(population.exploit), set()
+    explore = jax.jit(functools.partial(population.explore, ranges=ranges))
     for seed in range(20):
         key = jax.random.key(seed)
         returns = np.random.default_rng(seed).integers(0, 4, 9).astype(np.float32)
-        lowest, source = jax.jit(population.exploit)(returns, key)
+        lowest, source = exploit(returns, key)
         order = sorted(range(9), key=lambda member: (returns[member], member))
         chosen = jax.random.choice(key, np.array(order[-2:]), (2,))
         assert lowest.tolist() == order[:2]
         for member, copied, draw in zip(lowest, source, chosen):
             assert copied == (draw if returns[draw] > returns[member] else member)
         before = {"rate": np.float32([0.01, 0.1, 0.9]), "cost": np.float32([0.0, 0.2, 0.45])}
-        after = jax.jit(lambda x, key: population.explore(x, ranges, key))(before, key)
+        after = explore(before, key=key)
         for index, name in enumerate(sorted(before)):
             up, draws, drawn = _draws(jax.random.fold_in(key, index), 3)
             low, high = ranges[name]
