@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracers import parallel, runner
+from podracers import parallel, runner, types
 from podracers.scripts.benchmarks import measure, records
 from podracers.scripts.tracing import costs
 
-_TIMESTEP = 9  # bytes of reward, discount and step type
 _ROLES = ("actor", "learner")
 # Experiment, runner, and bindings by the number of devices, each of which acts and learns.
 _CASES = (
@@ -104,18 +103,15 @@ def _with_bytes(line: str) -> str:
 
 def rollout_bytes(of: runner.Runner, devices: int) -> float:
     """Returns the bytes of a rollout on each of several devices, by docs/scaling.md."""
-    timestep, choice, core = _stream_bytes(of)
-    length = of.rollout_length
-    return _streams(of) / devices * ((length + 1) * timestep + length * choice + core)
+    return _bytes(of, _transition(of), of.rollout_length + 1) / devices
 
 
 def replay_bytes(of: runner.Runner, devices: int) -> float:
-    """Returns the bytes of a replay of transitions on each of several devices."""
+    """Returns the bytes of stored rollouts on each of several devices, by docs/scaling.md."""
     agent: Any = of.agent
-    rollout = of.steps_per_update
-    transitions = agent.replay_capacity // rollout * rollout
-    timestep, *_ = _stream_bytes(of)
-    return transitions / devices * (timestep + parallel.num_bytes(_one_stream(of)[1]))
+    stored = jax.eval_shape(agent.stored, _transition(of))
+    rollouts = agent.replay_capacity // of.steps_per_update
+    return rollouts * _bytes(of, stored, of.rollout_length) / devices
 
 
 def summed_bytes(of: runner.Runner) -> float:
@@ -135,27 +131,25 @@ def gradient_steps(of: runner.Runner) -> float:
     return getattr(agent, "epochs", 1) * agent.num_minibatches
 
 
-def _streams(of: runner.Runner) -> int:
-    return of.num_envs * of.environment.spec.num_agents
+def _bytes(of: runner.Runner, transition: types.Rollout, timesteps: int) -> int:
+    """Returns the bytes of a rollout of all streams that has a number of time steps."""
+    timestep, *choice, state = map(parallel.num_bytes, transition[:4])
+    streams = of.num_envs * of.environment.spec.num_agents
+    return streams * (timesteps * timestep + of.rollout_length * sum(choice) + state)
 
 
-def _one_stream(of: runner.Runner) -> tuple[Any, Any, Any]:
-    """Returns shapes of the actor state, an action and its extras of one stream."""
+def _transition(of: runner.Runner) -> types.Rollout:
+    """Returns shapes of one stream's rollout with one time step and one action."""
     agent, spec = of.agent, of.environment.spec
 
-    def act() -> tuple[Any, Any, Any]:
+    def act() -> types.Rollout:
         key = jax.random.split(jax.random.key(0), 1)
         state = agent.init_actor(jnp.zeros(1, jnp.int32), 1)
         params = agent.actor_params(agent.init_learner(key[0]))
         timestep = spec.timesteps(1)._replace(metrics={})
         timestep = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), timestep)
         action, _, extras = agent.act(params, state, timestep, key)
-        return state, action, extras
+        steps = jax.tree.map(lambda x: x[None], (timestep, action, extras))
+        return types.Rollout(*steps, state)
 
     return jax.eval_shape(act)
-
-
-def _stream_bytes(of: runner.Runner) -> tuple[int, int, int]:
-    """Returns the bytes of a time step, of an action with its extras, and of an actor state."""
-    state, action, extras = map(parallel.num_bytes, _one_stream(of))
-    return parallel.num_bytes(of.environment.spec.observation) + _TIMESTEP, action + extras, state
