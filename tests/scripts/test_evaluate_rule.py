@@ -58,9 +58,9 @@ def test_rules_are_evaluated_and_saved(run_dir, run):
     words = ["--run_dir", run_dir, run_dir, "--lifetimes", 16, "--json", judged]
     words += ["--gin_bindings", "Lifetimes.max_periods = 10"]
     words += ["--gin_file", run_dir / "config.gin", "--gin_file", held_out]
-    found = run("evaluate_rule", *words)
-    assert "| `small` of `config` |" in found.stdout
-    assert "| `small_held_out` of `tiny_held_out` |" in found.stdout
+    evaluated = run("evaluate_rule", *words)
+    assert "| `small` of `config` |" in evaluated.stdout
+    assert "| `small_held_out` of `tiny_held_out` |" in evaluated.stdout
     tasks = json.loads(judged.read_text())["tasks"]
     names = ["small", "short_chain", "small_held_out", "short_chain"]
     assert [task["name"] for task in tasks] == names
