@@ -87,7 +87,9 @@ class Messages(costs.Costs):
     def _passes(self, name: str) -> float:
         if trips := _TRIPS.search(self._instructions[name].text):
             return float(trips[1])
-        return self._gradient_steps if self._part(name).startswith("learn") else 1.0
+        num_unknown = len(self.loops)
+        passes = super()._passes(name)
+        return self._gradient_steps if len(self.loops) > num_unknown else passes
 
 
 def _with_bytes(line: str) -> str:
