@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracers import parallel, runner, types
+from podracers import errors, parallel, runner, types
 from podracers.scripts.benchmarks import measure, records
 from podracers.scripts.tracing import costs
 
@@ -35,9 +35,12 @@ def benchmark(counts: Sequence[int]) -> records.Result:
     """Compiles updates for each number of fake CPU devices.
 
     Raises:
-      RuntimeError: JAX has initialised its devices already.
+      errors.UserError: JAX has initialised its devices already, as for another benchmark.
     """
-    jax.config.update("jax_num_cpu_devices", max(counts))
+    try:
+        jax.config.update("jax_num_cpu_devices", max(counts))
+    except RuntimeError as error:
+        raise errors.UserError("scale: run it alone, because it fakes its devices") from error
     jax.config.update("jax_enable_compilation_cache", False)
     rows = []
     for name, kind, templates in _CASES:
