@@ -72,6 +72,12 @@ def test_passes_of_a_loop(costs, changes, passes, part):
     assert program.loops == ([(107, "learn/while")] if passes == 1 else [])
 
 
+@pytest.mark.parametrize(("limit", "passes"), [("constant(5)", 3), ("add(%n, %two)", 11)])
+def test_bytes_of_sums_over_devices(tools, limit, passes):
+    text = TEXT.replace("LIMIT_IS", limit).replace(" sine(", " all-reduce(")
+    assert tools("benchmarks.scale").scale.Messages(text, 11.0).cycles == passes * 8 * 4 * 4
+
+
 def test_of_two_branches_the_costlier_counts(costs):
     def branch(name, cycles):
         config = f'backend_config={{"window_config":{{"estimated_cycles":"{cycles}"}}}}'
