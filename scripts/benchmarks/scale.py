@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracers import parallel, runner, types
+from podracers import errors, parallel, runner, types
 from podracers.scripts.benchmarks import measure, records
 from podracers.scripts.tracing import costs
 
@@ -35,9 +35,12 @@ def benchmark(counts: Sequence[int]) -> records.Result:
     """Compiles updates for each number of fake CPU devices.
 
     Raises:
-      RuntimeError: JAX has initialised its devices already.
+      errors.UserError: JAX has initialised its devices already, as for another benchmark.
     """
-    jax.config.update("jax_num_cpu_devices", max(counts))
+    try:
+        jax.config.update("jax_num_cpu_devices", max(counts))
+    except RuntimeError as error:
+        raise errors.UserError("scale: run it alone, because it fakes its devices") from error
     jax.config.update("jax_enable_compilation_cache", False)
     rows = []
     for name, kind, templates in _CASES:
@@ -87,7 +90,9 @@ class Messages(costs.Costs):
     def _passes(self, name: str) -> float:
         if trips := _TRIPS.search(self._instructions[name].text):
             return float(trips[1])
-        return self._gradient_steps if self._part(name).startswith("learn") else 1.0
+        num_unknown = len(self.loops)
+        passes = super()._passes(name)
+        return self._gradient_steps if len(self.loops) > num_unknown else passes
 
 
 def _with_bytes(line: str) -> str:

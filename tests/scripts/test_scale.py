@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from podracers import parallel
+from podracers import errors, parallel
 
 DEVICES = [f"Sebulba.{role}_devices = (0, 1, 2, 3)" for role in ("actor", "learner")]
 
@@ -31,3 +31,9 @@ def test_formulas_are_those_of_compiled_programs(tools, name, of_rollout, of_rep
     sums = scale.scale.Messages(compiled.as_text(), scale.scale.gradient_steps(runner)).cycles
     # Statistics: two numbers of each metric, and the first updates with faults.
     assert is_within((1.0, 1.01), sums, scale.scale.summed_bytes(runner))
+
+
+def test_devices_cannot_be_faked_after_another_benchmark(tools):
+    jax.devices()
+    with pytest.raises(errors.UserError, match="run it alone"):
+        tools("benchmarks.scale").scale.benchmark([4])
