@@ -178,9 +178,10 @@ def unroll(
 
     names = environment.environment.spec.metrics
     begun = streams._replace(episodes=streams.episodes.with_metrics(names))
-    final, (timesteps, actions, extras) = jax.lax.scan(
-        step, begun, jnp.arange(length), unroll=steps_per_pass
-    )
+    with jax.named_scope("rollout"):
+        final, (timesteps, actions, extras) = jax.lax.scan(
+            step, begun, jnp.arange(length), unroll=steps_per_pass
+        )
     rollout = types.Rollout(
         timestep=jax.tree.map(
             lambda xs, x: jnp.concatenate([xs, x[None]]), timesteps, final.timestep

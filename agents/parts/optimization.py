@@ -110,13 +110,17 @@ class Optimizer:
         params, optimizer_state = train_state
         with jax.named_scope("gradient"):
             gradient, output = jax.grad(total, has_aux=True)(params)
-        # One sum for both: a gradient that waits for the global count costs a second all-reduce.
-        gradient = parallel.global_mean(types.Mean(gradient, output.loss.count))
-        updates, optimizer_state = self.chain.update(gradient, optimizer_state, params)
-        params = jax.tree.map(lambda p, u: (p - learning_rate * u).astype(p.dtype), params, updates)
+        with jax.named_scope("optimizer"):
+            # One sum for both: a gradient that waits for the global count costs a second one.
+            gradient = parallel.global_mean(types.Mean(gradient, output.loss.count))
+            updates, optimizer_state = self.chain.update(gradient, optimizer_state, params)
+            params = jax.tree.map(
+                lambda p, u: (p - learning_rate * u).astype(p.dtype), params, updates
+            )
+            norm = optax.tree.norm(gradient)
         metrics = output.metrics | {
             "loss/total": output.loss,
-            "gradient_norm": types.Mean.of(optax.tree.norm(gradient)),
+            "gradient_norm": types.Mean.of(norm),
             "learning_rate": types.Mean.of(learning_rate),
         }
         return TrainState(params, optimizer_state), output._replace(metrics=metrics)

@@ -46,6 +46,7 @@ def traces(timestep: types.TimeStep, lambda_: jax.Array | float) -> jax.Array:
     return lambda_ * (timestep.step_type[1:] != types.LAST).astype(jnp.float32)
 
 
+@jax.named_scope("returns")
 def gae(
     timestep: types.TimeStep,
     values: jax.Array,
@@ -74,6 +75,7 @@ def gae(
     return estimate(timestep.reward[1:], discount_t, traces(timestep, lambda_), values)
 
 
+@jax.named_scope("returns")
 def lambda_returns(
     timestep: types.TimeStep,
     values: jax.Array,
@@ -102,6 +104,7 @@ def lambda_returns(
     return recursion(timestep.reward[1:], discount_t, values[1:], trace_t)
 
 
+@jax.named_scope("returns")
 def n_step(
     timestep: types.TimeStep, values: jax.Array, gamma: jax.Array | float, n: int
 ) -> jax.Array:
@@ -134,6 +137,7 @@ class Targets(NamedTuple):
     advantage: jax.Array  # advantage of the policy gradient; V-trace's has its importance weight
 
 
+@jax.named_scope("returns")
 def vtrace(
     timestep: types.TimeStep,
     values: jax.Array,
