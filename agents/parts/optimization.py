@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import optax
 
+from agents.backends import layouts
 from agents.parts import options, preprocessing
 from podracers import parallel, types
 
@@ -71,8 +73,15 @@ class Optimizer:
         """The norm clip and the transformation."""
         clip = optax.identity()
         if self.max_grad_norm is not None:
-            clip = optax.clip_by_global_norm(self.max_grad_norm)
+            clip = optax.stateless(lambda gradient, _: self._clipped(gradient))
         return optax.chain(clip, self.transformation)
+
+    def _clipped(self, gradient: types.PyTree) -> types.PyTree:
+        """As `optax.clip_by_global_norm`, with the norm of `layouts`."""
+        norm, most = layouts.norm(gradient), self.max_grad_norm
+        return jax.tree.map(
+            lambda x: jnp.where(norm < most, x, x / norm.astype(x.dtype) * most), gradient
+        )
 
     def init(self, params: types.PyTree) -> TrainState:
         """Returns the state before the first gradient step."""
@@ -117,7 +126,7 @@ class Optimizer:
             params = jax.tree.map(
                 lambda p, u: (p - learning_rate * u).astype(p.dtype), params, updates
             )
-            norm = optax.tree.norm(gradient)
+            norm = layouts.norm(gradient)  # merged with that of the clip
         metrics = output.metrics | {
             "loss/total": output.loss,
             "gradient_norm": types.Mean.of(norm),
@@ -286,13 +295,17 @@ class GradientAgent(options.Optimized):
           The learner, and metrics whose totals and counts are summed over all steps.
         """
         learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+        unravel: Any = None
 
         def step(learner: Learner, minibatch: types.PyTree):
+            nonlocal unravel
             learner, output = self._step(learner, minibatch, learning_rate)
-            return learner, output.metrics
+            # One vector, because the loop would store each of the metrics by itself.
+            flat, unravel = jax.flatten_util.ravel_pytree(output.metrics)
+            return learner, flat
 
         def epoch(learner: Learner, key: jax.Array):
             return jax.lax.scan(step, learner, deal(key))
 
         learner, metrics = jax.lax.scan(epoch, learner, keys)
-        return learner, jax.tree.map(jnp.sum, metrics)
+        return learner, unravel(jnp.sum(metrics, axis=(0, 1)))
