@@ -73,15 +73,8 @@ class Optimizer:
         """The norm clip and the transformation."""
         clip = optax.identity()
         if self.max_grad_norm is not None:
-            clip = optax.stateless(lambda gradient, _: self._clipped(gradient))
+            clip = optax.stateless(functools.partial(_clip, self.max_grad_norm))
         return optax.chain(clip, self.transformation)
-
-    def _clipped(self, gradient: types.PyTree) -> types.PyTree:
-        """As `optax.clip_by_global_norm`, with the norm of `layouts`."""
-        norm, most = layouts.norm(gradient), self.max_grad_norm
-        return jax.tree.map(
-            lambda x: jnp.where(norm < most, x, x / norm.astype(x.dtype) * most), gradient
-        )
 
     def init(self, params: types.PyTree) -> TrainState:
         """Returns the state before the first gradient step."""
@@ -133,6 +126,14 @@ class Optimizer:
             "learning_rate": types.Mean.of(learning_rate),
         }
         return TrainState(params, optimizer_state), output._replace(metrics=metrics)
+
+
+def _clip(most: float, gradient: types.PyTree, _: types.PyTree) -> types.PyTree:
+    """Clips as `optax.clip_by_global_norm`, by the norm of `layouts`."""
+    norm = layouts.norm(gradient)
+    return jax.tree.map(
+        lambda x: jnp.where(norm < most, x, x / norm.astype(x.dtype) * most), gradient
+    )
 
 
 def annealed(
