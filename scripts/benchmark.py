@@ -17,6 +17,7 @@ from podracers.scripts.benchmarks import (
     agent_speed,
     device,
     entered,
+    kernels,
     peers,
     ppo_speed,
     records,
@@ -31,10 +32,11 @@ GROUPS = {
     "tpu": tuple(f"tpu_{agent}" for agent in tpu_estimates.EXPERIMENTS),
     "device": tuple(f"device_{piece}" for piece in device.PIECES),
 }
-_OTHERS = ("catch", "sebulba_impala", "lpg", "costs", "cores", "peers", "entered", "scale")
-NAMES = (*_OTHERS, *(name for group in GROUPS.values() for name in group))
+_OTHERS = ("catch", "sebulba_impala", "lpg")
 # Only where they are named: they are long, or require more packages.
-_NAMED = ("costs", "cores", "peers", "entered", "scale", *GROUPS["tpu"], *GROUPS["device"])
+_ALONE = ("costs", "cores", "kernels", "peers", "entered", "scale")
+NAMES = (*_OTHERS, *_ALONE, *(name for group in GROUPS.values() for name in group))
+_NAMED = (*_ALONE, *GROUPS["tpu"], *GROUPS["device"])
 
 
 def _measure(name: str, o: argparse.Namespace) -> records.Result:
@@ -44,6 +46,7 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
     benchmarks = {
         "costs": lambda: tpu_estimates.benchmark_costs(o.devices, o.price[0], o.price[1], o.libtpu),
         "cores": lambda: tpu_estimates.benchmark_cores(o.repeats, o.libtpu),
+        "kernels": lambda: kernels.benchmark(o.libtpu, o.cuda, o.before),
         "peers": lambda: peers.benchmark(o.peers, o.repeats),
         "entered": entered.benchmark,
         "scale": lambda: scale.benchmark(o.devices),
@@ -74,7 +77,7 @@ def main() -> int:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"of {', '.join(names)}; default: all but tpu, device, {', '.join(_NAMED[:5])}",
+        help=f"of {', '.join(names)}; default: all but tpu, device, {', '.join(_ALONE)}",
     )
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=command_line.output_file, metavar="FILE")
@@ -85,8 +88,11 @@ def main() -> int:
     bindings = "of the experiment of replay, lpg, tpu, ..."
     add("--gin_bindings", **several, metavar="'NAME = VALUE'", help=bindings)
     install = "pip install --no-deps --target DIR libtpu==..."
-    compiler = f"tpu, costs, cores: folder of the TPU compiler ({install})"
+    compiler = f"tpu, costs, cores, kernels: folder of the TPU compiler ({install})"
     add("--libtpu", type=pathlib.Path, metavar="DIR", help=compiler)
+    compiler = "kernels: folder of the GPU compiler (see the error without it)"
+    add("--cuda", type=pathlib.Path, metavar="DIR", help=compiler)
+    add("--before", type=pathlib.Path, metavar="FILE", help="kernels: --json of an earlier count")
     prepared = "peers: folder that scripts/prepare_peers.sh made (default: build/peers)"
     add("--peers", type=pathlib.Path, metavar="DIR", default="build/peers", help=prepared)
     options = parser.parse_args()
