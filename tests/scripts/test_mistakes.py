@@ -166,7 +166,7 @@ def places(tmp_path_factory, reference):
         {"experiment": str(config), "suite": "three"},
         {"experiment": str(other), "suite": "two", "gin_bindings": ["PPO.gama = 1"]},
     )
-    ledger.write_text(json.dumps([row | each for each in rows]))
+    ledger.write_text(json.dumps([row | other for other in rows]))
     return {**places, "folder": folder, "config": config, "run": trained, "ledger": ledger}
 
 
@@ -179,7 +179,7 @@ def _files(places):
 @pytest.mark.parametrize(("words", "phrase"), MISTAKES)
 def test_a_mistake_is_one_line_and_leaves_nothing(places, run, words, phrase):
     before, handler = _files(places), signal.getsignal(signal.SIGTERM)
-    result = run(*shlex.split(words.format_map(places)))
+    result = run(*shlex.split(words.format_map(places)), code=2)
     processes.assert_mistake(result, phrase.format_map(places))
     assert _files(places) == before
     if "--resume" in words:

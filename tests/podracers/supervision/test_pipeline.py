@@ -92,20 +92,20 @@ def test_a_queue_keeps_order_and_never_holds_more_than_its_capacity():
 
 def test_versions_give_the_exact_one_or_the_newest_and_keep_the_last():
     with _supervised() as supervisor:
-        versions, given = pipeline.Versions(supervisor, 3), pipeline.Queue(supervisor, 1)
+        versions, results = pipeline.Versions(supervisor, 3), pipeline.Queue(supervisor, 1)
         for version in range(5):
             versions.publish(version, str(version))
 
         def work(_):
             for least, exact in ((2, True), (3, True), (2, False), (4, False), (5, True)):
-                given.put(versions.get(least, exact))
+                results.put(versions.get(least, exact))
             _stay(supervisor)
 
         supervisor.start("worker", work)
-        assert [given.get() for _ in range(4)] == [(2, "2"), (3, "3"), (4, "4"), (4, "4")]
+        assert [results.get() for _ in range(4)] == [(2, "2"), (3, "3"), (4, "4"), (4, "4")]
         assert sorted(versions._values) == [2, 3, 4]
         versions.publish(5, "5")  # the worker waits for it
-        assert given.get() == (5, "5")
+        assert results.get() == (5, "5")
         assert sorted(versions._values) == [3, 4, 5]
 
 
@@ -292,9 +292,8 @@ def test_a_call_returns_the_result_or_raises_and_one_that_hangs_or_is_stopped_is
     [pytest.param(x, marks=[pytest.mark.slow] * ("1 / 0" not in x)) for x in ENDINGS],
 )
 def test_the_end_of_the_interpreter_ends_workers_in_jax(ending):
-    result = processes.finish(processes.spawn([sys.executable, "-c", PROGRAM + ending]))
     code, last = ENDINGS[ending]
-    assert result.returncode == code, result.stderr
+    result = processes.finish(processes.spawn([sys.executable, "-c", PROGRAM + ending]), code)
     assert (result.stderr.splitlines() or [""])[-1].endswith(last)
 
 

@@ -22,11 +22,11 @@ def hang(seconds=60):  # sleeps, and lets no other thread run
 
 def leave():  # two scratch directories, a child in one of them and a child elsewhere
     directories = [os.path.realpath(tempfile.mkdtemp()) for _ in range(2)]
-    for each in directories:
-        watchdog.add_directory(each)
+    for folder in directories:
+        watchdog.add_directory(folder)
     null = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     places = (directories[0], "/")
-    pids = [subprocess.Popen(["sleep", "60"], cwd=each, **null).pid for each in places]
+    pids = [subprocess.Popen(["sleep", "60"], cwd=folder, **null).pid for folder in places]
     print(*directories, *pids, flush=True)
 
 """
@@ -67,7 +67,7 @@ def _start(body):
 def _ended():
     """All programs, which run at the same time: `ended[name]`."""
     started = {name: _start(body) for name, body in BODIES.items()}
-    return {name: processes.finish(process) for name, process in started.items()}
+    return {name: processes.finish(process, None) for name, process in started.items()}
 
 
 @pytest.mark.parametrize("name", ["hang", "slow exit", "hang with handlers"])
