@@ -9,6 +9,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from podracers import (
     parallel,
     population,
 )
-from podracers.checkpoints import checkpoint, storage
+from podracers.checkpoints import storage
 from podracers.hosts import peers, processes
 from podracers.training import clock, config, initial_run, loggers, run_directory, stop_request
 from podracers.training import experiment as experiment_lib
@@ -56,6 +57,14 @@ def _closing(close: Callable[[], None]) -> Callable[..., None]:
             _LOGGER.warning("%s", errors.first_line(error))
 
     return exit_function
+
+
+def _evaluation_period(experiment: experiment_lib.Experiment, num_updates: int) -> int:
+    """Returns the updates between evaluations; 0 for a single one at the end."""
+    if experiment.evaluation_period is not None:
+        return experiment.evaluation_period
+    periods = num_updates / experiment.log_period
+    return experiment.log_period * (max(1, round(periods / _NUM_EVALUATIONS)) if periods > 1 else 0)
 
 
 class Run:
@@ -101,11 +110,7 @@ class Run:
         self._seeds = list(seeds) if runner.population > 1 else []
         self._pbt_period: int | None = getattr(runner, "pbt_period", None)
         self._update = 0
-        if (period := experiment.evaluation_period) is None:
-            periods = parts.num_updates / experiment.log_period
-            count = max(1, round(periods / _NUM_EVALUATIONS)) if periods > 1 else 0
-            period = experiment.log_period * count
-        self._evaluation_period = period
+        self._evaluation_period = _evaluation_period(experiment, parts.num_updates)
         self._origin: dict[str, Any] = {}  # the run that it began with, for records
         self._resume = resume
         # See `metrics.Report`; replay keeps observations.
@@ -114,6 +119,14 @@ class Run:
         with contextlib.ExitStack() as exits:  # the process may live on, as a notebook's does
             processes.on_lead(directory.lock.acquire)
             exits.push(_closing(directory.lock.release))
+            # XLA compiles without the interpreter's lock: the update beside all that follows here,
+            # then the evaluations beside the first updates.
+            compiler = futures.ThreadPoolExecutor(1, "compiler")
+            exits.callback(compiler.shutdown, wait=False, cancel_futures=True)
+            traced = runner.trace(experiment.seed)
+            self._compiled_update = compiler.submit(lambda: traced.lower().compile())
+            from podracers.checkpoints import checkpoint  # noqa: PLC0415 (orbax takes 0.4 s)
+
             self._checkpointer = checkpoint.Checkpointer(
                 directory.checkpoints,
                 experiment.keep_latest,
@@ -128,6 +141,8 @@ class Run:
                 self._print_line("evaluations: in the environment's evaluation_environment")
             self._print_line(self._schedule())
             self._state = runner.init(experiment.seed)
+            params = evaluation.shapes(runner.actor_params(self._state))
+            self._compiled_evaluation = compiler.submit(parts.compile_evaluation, params)
             if resume and self._restore():
                 pass
             elif initial := initial or initial_run.load(experiment, parts):
@@ -264,6 +279,8 @@ class Run:
         self._loggers: list[loggers.Logger] = []
         if not processes.is_lead():
             return
+        from podracers.training import displays  # noqa: PLC0415 (TensorBoard and rich take 0.2 s)
+
         resumed = self.steps if self._resume else None
         agent = type(self._parts.agent).__name__
         options = {} if self._pbt_period else self._runner.population_values
@@ -271,13 +288,13 @@ class Run:
             row["seed"]: {f"{agent}.{name}": x for name, x in row["values"].items()}
             for row in population.rows(options, self._seeds, {})
         }
-        self._loggers.append(loggers.TensorBoardLogger(self._directory.path, resumed, members))
+        self._loggers.append(displays.TensorBoardLogger(self._directory.path, resumed, members))
         self._loggers.append(loggers.JsonlLogger(self._directory.metrics, resumed))
         if (tracker := self._experiment.tracker) is not None:
             self._loggers.append(tracker.open(self._directory, self._resume))
         if self._progress:
             total = self._parts.num_updates * self._runner.steps_per_update
-            self._loggers.append(loggers.TerminalLogger(total))
+            self._loggers.append(displays.TerminalLogger(total))
         self._loggers += self._extra_loggers
         for logger in self._loggers:
             self._exits.push(_closing(logger.close))
@@ -326,6 +343,7 @@ class Run:
     def _dispatch(self, size: int) -> None:
         """Runs some updates, and adds them to the report of the log period."""
         start = time.perf_counter()
+        self._compiled_update.result()
         self._state, report = self._runner.step(self._state, size, self._report)
         self._report = report = jax.device_get(report)
         seconds = time.perf_counter() - start
@@ -438,6 +456,7 @@ class Run:
         Returns the score, None if a signal stopped any process; and in process 0 the evaluation
         and the uniform policy's episodes.
         """
+        self._compiled_evaluation.result()
         params = self._runner.actor_params(self._state)
         key = evaluation.run_key(self._experiment.seed, None if final else self._update)
 

@@ -109,7 +109,17 @@ def population(settings, parts, tmp_path_factory):
     """A run of two seeds, whose periods do not divide one another; its folder and summary."""
     directory = run_directory.RunDirectory(tmp_path_factory.mktemp("population"))
     directory.config.write_text(settings.text())
+    compiled = []
+
+    def count(event, _, **of):
+        if "backend_compile" in event:
+            compiled.append(of["fun_name"])
+
+    jax.monitoring.register_event_duration_secs_listener(count)
     summary, _ = _run(settings, directory, parts=parts)
+    jax.monitoring.unregister_event_duration_listener(count)
+    # The thread that compiles and the calls share programs; evaluations are sampled and greedy.
+    assert [compiled.count(f"jit({name})") for name in ("_step_shard", "run")] == [1, 2]
     return directory, summary
 
 
@@ -437,6 +447,14 @@ def test_a_fault_names_member_update_and_newest_checkpoint(settings, parts, tmp_
     with pytest.raises(errors.UserError, match=message):
         _run(dataclasses.replace(settings, checkpoint_period=1), _directory(tmp_path), None, parts)
     assert processes.num_lines(tmp_path) == 4
+
+
+def test_a_failure_to_compile_ends_the_run_with_its_cause(settings, parts, tmp_path, monkeypatch):
+    """The update compiles in a thread, beside the initial state."""
+    monkeypatch.setattr(jax.stages.Lowered, "compile", mock.Mock(side_effect=MemoryError("none")))
+    with pytest.raises(MemoryError, match="none"):
+        _run(settings, _directory(tmp_path), parts=parts)
+    assert processes.num_lines(tmp_path) == 0
 
 
 class Endless(catch.Catch):
