@@ -9,8 +9,8 @@ rules make any return correct there, for every agent:
   the value of the true final observation if the episode was truncated, and from nothing (its
   discount is 0) if it terminated. So does that of the transition in which an agent goes out.
 
-The recursions are rlax's, https://github.com/google-deepmind/rlax, which takes one stream and a
-trace parameter for each transition. Results for transitions out of LAST have no meaning. Losses are
+The recursions are those of rlax, https://github.com/google-deepmind/rlax, which imports a
+probability library for 0.7 s. Results for transitions out of LAST have no meaning. Losses are
 unreduced: the caller weights them and takes one mean over the global batch.
 
 Axis legend: `T` transitions, `B` streams, `...` any axes, the same for every argument. `_tm1` is
@@ -19,13 +19,13 @@ the discount and the value of time step `t`; `γ` is the discount of the agent, 
 `t` is LAST, else `lambda_`. Recursions run backwards from `T`, the end of the rollout.
 """
 
-import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
-import rlax
+import optax
 
 from podracers import types
 
@@ -69,9 +69,9 @@ def gae(
       lambda_: 0 for one-step advantages, 1 for Monte Carlo advantages that bootstrap at the end.
     """
     _check_shapes(timestep, values)
-    estimate = jax.vmap(rlax.truncated_generalized_advantage_estimation, 1, 1)
     discount_t = gamma * timestep.discount[1:]
-    return estimate(timestep.reward[1:], discount_t, traces(timestep, lambda_), values)
+    errors = timestep.reward[1:] + discount_t * values[1:] - values[:-1]
+    return _backwards(_error_sum, 0.0, errors, discount_t, traces(timestep, lambda_))
 
 
 def lambda_returns(
@@ -98,8 +98,11 @@ def lambda_returns(
     """
     _check_shapes(timestep, values)
     discount_t, trace_t = gamma * timestep.discount[1:], traces(timestep, lambda_)
-    recursion = jax.vmap(rlax.lambda_returns, 1, 1)
-    return recursion(timestep.reward[1:], discount_t, values[1:], trace_t)
+
+    def step(later, reward, discount, value, trace):
+        return reward + discount * ((1.0 - trace) * value + trace * later)
+
+    return _backwards(step, values[-1], timestep.reward[1:], discount_t, values[1:], trace_t)
 
 
 def n_step(
@@ -121,10 +124,19 @@ def n_step(
       n: at least 1; `T` and more are Monte Carlo returns that bootstrap at the end.
     """
     _check_shapes(timestep, values)
-
+    length, r_t, v_t = len(values) - 1, timestep.reward[1:], values[1:]
     discount_t, trace_t = gamma * timestep.discount[1:], traces(timestep, 1.0)
-    recursion = jax.vmap(rlax.n_step_bootstrapped_returns, (1, 1, 1, None, 1), 1)
-    return recursion(timestep.reward[1:], discount_t, values[1:], n, trace_t)
+
+    def later(x: jax.Array, steps: int, after: jax.Array | float) -> jax.Array:
+        tail = jnp.broadcast_to(after, (min(steps, length), *x.shape[1:]))
+        return jnp.concatenate([x[steps:], tail])
+
+    result = later(v_t, n - 1, v_t[-1])
+    for i in reversed(range(n)):
+        value, trace = later(v_t, i, v_t[-1]), later(trace_t, i, 1.0)
+        result = (1.0 - trace) * value + trace * result
+        result = later(r_t, i, 0.0) + later(discount_t, i, 1.0) * result
+    return result
 
 
 class Targets(NamedTuple):
@@ -173,12 +185,9 @@ def vtrace(
     v_tm1, v_t, r_t = values[:-1], values[1:], timestep.reward[1:]
     discount_t = gamma * timestep.discount[1:]
     ratio = jnp.exp(log_ratio)
-    # rlax would stop gradients by adding and subtracting the values, which rounds the errors.
-    errors = jax.vmap(
-        functools.partial(rlax.vtrace, clip_rho_threshold=clip_rho, stop_target_gradients=False),
-        in_axes=1,
-        out_axes=1,
-    )(v_tm1, v_t, r_t, discount_t, ratio, traces(timestep, lambda_))
+    errors = jnp.minimum(clip_rho, ratio) * (r_t + discount_t * v_t - v_tm1)
+    cut = jnp.minimum(1.0, ratio) * traces(timestep, lambda_)
+    errors = _backwards(_error_sum, 0.0, errors, discount_t, cut)
     target = v_tm1 + errors
     # Not `rlax.vtrace_td_error_and_advantage`: it mixes v_{s+1} with V(x_{s+1}) by `lambda_`, which
     # is the published advantage only where `lambda_` is 1.
@@ -186,6 +195,21 @@ def vtrace(
     target_t = jnp.where(timestep.last()[1:], v_t, target_t)
     advantage = jnp.minimum(ratio, clip_pg_rho) * (r_t + discount_t * target_t - v_tm1)
     return Targets(target, advantage)
+
+
+def _backwards(step: Callable[..., jax.Array], last: jax.typing.ArrayLike, *inputs: jax.Array):
+    """Returns `[T, B]`: `step(later result, *inputs at t)`, from `last` after the end."""
+
+    def body(later, arguments):
+        result = step(later, *arguments)
+        return result, result
+
+    begun = jnp.broadcast_to(last, inputs[0].shape[1:])
+    return jax.lax.scan(body, begun, inputs, reverse=True)[1]
+
+
+def _error_sum(later, error, discount, trace):
+    return error + discount * trace * later
 
 
 def _check_shapes(timestep: types.TimeStep, values: jax.Array) -> None:
@@ -230,7 +254,8 @@ def clipped_value(
     behaviour = jax.lax.stop_gradient(behaviour)
     clipped = behaviour + jnp.clip(prediction - behaviour, -epsilon, epsilon)
     target = jax.lax.stop_gradient(target)
-    return jnp.maximum(rlax.l2_loss(prediction, target), rlax.l2_loss(clipped, target))
+    l2_loss = optax.losses.l2_loss
+    return jnp.maximum(l2_loss(prediction, target), l2_loss(clipped, target))
 
 
 def kl_estimate(log_ratio: jax.Array) -> jax.Array:
