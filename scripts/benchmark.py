@@ -21,6 +21,7 @@ from podracers.scripts.benchmarks import (
     ppo_speed,
     records,
     sebulba_speed,
+    starts,
     tpu_estimates,
 )
 from podracers.training import summary
@@ -30,10 +31,10 @@ GROUPS = {
     "tpu": tuple(f"tpu_{agent}" for agent in tpu_estimates.EXPERIMENTS),
     "device": tuple(f"device_{piece}" for piece in device.PIECES),
 }
-_OTHERS = ("catch", "sebulba_impala", "lpg", "costs", "cores", "peers", "entered")
+_OTHERS = ("catch", "sebulba_impala", "lpg", "costs", "cores", "peers", "starts", "entered")
 NAMES = (*_OTHERS, *(name for group in GROUPS.values() for name in group))
 # Only where they are named: they are long, or require more packages.
-_NAMED = ("costs", "cores", "peers", "entered", *GROUPS["tpu"], *GROUPS["device"])
+_NAMED = ("costs", "cores", "peers", "starts", "entered", *GROUPS["tpu"], *GROUPS["device"])
 
 
 def _measure(name: str, o: argparse.Namespace) -> records.Result:
@@ -44,6 +45,7 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
         "costs": lambda: tpu_estimates.benchmark_costs(o.devices, o.price[0], o.price[1], o.libtpu),
         "cores": lambda: tpu_estimates.benchmark_cores(o.repeats, o.libtpu),
         "peers": lambda: peers.benchmark(o.peers, o.repeats),
+        "starts": lambda: starts.benchmark(o.peers, o.repeats, o.checkout),
         "entered": entered.benchmark,
         "lpg": lambda: agent_speed.benchmark_lpg(*common),
         "catch": lambda: ppo_speed.benchmark_batches(name, o.repeats, ppo_speed.BATCHES),
@@ -72,7 +74,7 @@ def main() -> int:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"of {', '.join(names)}; default: all but tpu, device, {', '.join(_NAMED[:4])}",
+        help=f"of {', '.join(names)}; default: all but tpu, device, {', '.join(_NAMED[:5])}",
     )
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=command_line.output_file, metavar="FILE")
@@ -85,7 +87,9 @@ def main() -> int:
     install = "pip install --no-deps --target DIR libtpu==..."
     compiler = f"tpu, costs, cores: folder of the TPU compiler ({install})"
     add("--libtpu", type=pathlib.Path, metavar="DIR", help=compiler)
-    prepared = "peers: folder that scripts/prepare_peers.sh made (default: build/peers)"
+    other = "starts: folder of another version of this project"
+    add("--checkout", type=pathlib.Path, metavar="DIR", help=other)
+    prepared = "peers, starts: folder that scripts/prepare_peers.sh made (default: build/peers)"
     add("--peers", type=pathlib.Path, metavar="DIR", default="build/peers", help=prepared)
     options = parser.parse_args()
     options.devices = options.devices or [1]

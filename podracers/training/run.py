@@ -119,14 +119,19 @@ class Run:
         with contextlib.ExitStack() as exits:  # the process may live on, as a notebook's does
             processes.on_lead(directory.lock.acquire)
             exits.push(_closing(directory.lock.release))
-            # XLA compiles without the interpreter's lock: the update beside all that follows here,
-            # then the evaluations beside the first updates.
-            compiler = futures.ThreadPoolExecutor(1, "compiler")
-            exits.callback(compiler.shutdown, wait=False, cancel_futures=True)
-            traced = runner.trace(experiment.seed)
-            self._compiled_update = compiler.submit(lambda: traced.lower().compile())
-            from podracers.checkpoints import checkpoint  # noqa: PLC0415 (orbax takes 0.4 s)
+            # XLA compiles without the interpreter's lock, beside imports and files. It uses several
+            # cores: two programs at once take longer than in turn.
+            self._compiler = futures.ThreadPoolExecutor(1, "compiler")
+            exits.callback(self._compiler.shutdown, wait=False, cancel_futures=True)
+            update = runner.trace(experiment.seed).lower()
+            self._compiled_update = self._compiler.submit(update.compile)
+            initial_state = self._compiler.submit(runner.init, experiment.seed)
+            self._compiled_evaluation: futures.Future[None] | None = None
+            # Late, because their libraries take 0.6 s: orbax, TensorBoard and rich.
+            from podracers.checkpoints import checkpoint  # noqa: PLC0415
+            from podracers.training import displays  # noqa: PLC0415
 
+            self._displays = displays
             self._checkpointer = checkpoint.Checkpointer(
                 directory.checkpoints,
                 experiment.keep_latest,
@@ -140,9 +145,7 @@ class Run:
             if parts.evaluator.environment is not parts.environment:
                 self._print_line("evaluations: in the environment's evaluation_environment")
             self._print_line(self._schedule())
-            self._state = runner.init(experiment.seed)
-            params = evaluation.shapes(runner.actor_params(self._state))
-            self._compiled_evaluation = compiler.submit(parts.compile_evaluation, params)
+            self._state = initial_state.result()
             if resume and self._restore():
                 pass
             elif initial := initial or initial_run.load(experiment, parts):
@@ -279,8 +282,6 @@ class Run:
         self._loggers: list[loggers.Logger] = []
         if not processes.is_lead():
             return
-        from podracers.training import displays  # noqa: PLC0415 (TensorBoard and rich take 0.2 s)
-
         resumed = self.steps if self._resume else None
         agent = type(self._parts.agent).__name__
         options = {} if self._pbt_period else self._runner.population_values
@@ -288,13 +289,15 @@ class Run:
             row["seed"]: {f"{agent}.{name}": x for name, x in row["values"].items()}
             for row in population.rows(options, self._seeds, {})
         }
-        self._loggers.append(displays.TensorBoardLogger(self._directory.path, resumed, members))
+        self._loggers.append(
+            self._displays.TensorBoardLogger(self._directory.path, resumed, members)
+        )
         self._loggers.append(loggers.JsonlLogger(self._directory.metrics, resumed))
         if (tracker := self._experiment.tracker) is not None:
             self._loggers.append(tracker.open(self._directory, self._resume))
         if self._progress:
             total = self._parts.num_updates * self._runner.steps_per_update
-            self._loggers.append(displays.TerminalLogger(total))
+            self._loggers.append(self._displays.TerminalLogger(total))
         self._loggers += self._extra_loggers
         for logger in self._loggers:
             self._exits.push(_closing(logger.close))
@@ -346,6 +349,10 @@ class Run:
         self._compiled_update.result()
         self._state, report = self._runner.step(self._state, size, self._report)
         self._report = report = jax.device_get(report)
+        if self._compiled_evaluation is None:
+            params = evaluation.shapes(self._runner.actor_params(self._state))
+            work = self._parts.compile_evaluation, params
+            self._compiled_evaluation = self._compiler.submit(*work)
         seconds = time.perf_counter() - start
         self._pace = seconds / size
         self._clock.add_dispatch(seconds, size * self._runner.steps_per_update)
@@ -456,7 +463,8 @@ class Run:
         Returns the score, None if a signal stopped any process; and in process 0 the evaluation
         and the uniform policy's episodes.
         """
-        self._compiled_evaluation.result()
+        if self._compiled_evaluation is not None:  # else no update was left
+            self._compiled_evaluation.result()
         params = self._runner.actor_params(self._state)
         key = evaluation.run_key(self._experiment.seed, None if final else self._update)
 

@@ -110,7 +110,7 @@ def test_turns_time_the_start_of_a_program(scripts, monkeypatch):
 
 
 def test_a_peer_that_fails_is_reported_with_its_last_line(scripts, tmp_path):
-    peer = scripts.peers._Peer("rejax", "cartpole", tmp_path)  # a folder without its packages
+    peer = scripts.peers.Peer("rejax", "cartpole", tmp_path)  # a folder without its packages
     with pytest.raises(errors.RunFailure, match=r"No module named 'rejax'.*rejax-cartpole\.log"):
         peer()
     peer.close()
