@@ -119,12 +119,9 @@ class Run:
         with contextlib.ExitStack() as exits:  # the process may live on, as a notebook's does
             processes.on_lead(directory.lock.acquire)
             exits.push(_closing(directory.lock.release))
-            # XLA compiles without the interpreter's lock, beside imports and files. It uses several
-            # cores: two programs at once take longer than in turn.
             self._compiler = futures.ThreadPoolExecutor(1, "compiler")
             exits.callback(self._compiler.shutdown, wait=False, cancel_futures=True)
-            update = runner.trace(experiment.seed).lower()
-            self._compiled_update = self._compiler.submit(update.compile)
+            self._compile_update()
             initial_state = self._compiler.submit(runner.init, experiment.seed)
             self._compiled_evaluation: futures.Future[None] | None = None
             # Late, because their libraries take 0.6 s: orbax, TensorBoard and rich.
@@ -155,6 +152,16 @@ class Run:
             self._exits = exits.pop_all()
         # Read now: the checkout may be at another commit by the end of the run.
         self._provenance = summary_lib.provenance()
+
+    def _compile_update(self) -> None:
+        """Starts to compile the update, which XLA does without the interpreter's lock.
+
+        It is one program at a time: each uses several cores, and two take longer than in turn.
+        """
+        self._compiled_update: futures.Future[Any] | None = None
+        if self._runner.updates_per_dispatch is None:  # else errors of actors come first
+            update = self._runner.trace(self._experiment.seed).lower()
+            self._compiled_update = self._compiler.submit(update.compile)
 
     def _restore(self) -> bool:
         """Restores the newest checkpoint; returns whether there is one."""
@@ -346,7 +353,8 @@ class Run:
     def _dispatch(self, size: int) -> None:
         """Runs some updates, and adds them to the report of the log period."""
         start = time.perf_counter()
-        self._compiled_update.result()
+        if self._compiled_update is not None:
+            self._compiled_update.result()
         self._state, report = self._runner.step(self._state, size, self._report)
         self._report = report = jax.device_get(report)
         if self._compiled_evaluation is None:
