@@ -20,6 +20,7 @@ from podracers.scripts.benchmarks import (
     peers,
     ppo_speed,
     records,
+    scale,
     sebulba_speed,
     starts,
     tpu_estimates,
@@ -31,10 +32,10 @@ GROUPS = {
     "tpu": tuple(f"tpu_{agent}" for agent in tpu_estimates.EXPERIMENTS),
     "device": tuple(f"device_{piece}" for piece in device.PIECES),
 }
-_OTHERS = ("catch", "sebulba_impala", "lpg", "costs", "cores", "peers", "starts", "entered")
-NAMES = (*_OTHERS, *(name for group in GROUPS.values() for name in group))
+_LONG = ("costs", "cores", "peers", "starts", "entered", "scale")
+NAMES = ("catch", "sebulba_impala", "lpg", *_LONG, *(x for group in GROUPS.values() for x in group))
 # Only where they are named: they are long, or require more packages.
-_NAMED = ("costs", "cores", "peers", "starts", "entered", *GROUPS["tpu"], *GROUPS["device"])
+_NAMED = (*_LONG, *GROUPS["tpu"], *GROUPS["device"])
 
 
 def _measure(name: str, o: argparse.Namespace) -> records.Result:
@@ -47,6 +48,7 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
         "peers": lambda: peers.benchmark(o.peers, o.repeats),
         "starts": lambda: starts.benchmark(o.peers, o.repeats, o.checkout),
         "entered": entered.benchmark,
+        "scale": lambda: scale.benchmark(o.devices),
         "lpg": lambda: agent_speed.benchmark_lpg(*common),
         "catch": lambda: ppo_speed.benchmark_batches(name, o.repeats, ppo_speed.BATCHES),
         "sebulba_impala": lambda: sebulba_speed.benchmark_learning(*common),
@@ -74,11 +76,11 @@ def main() -> int:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"of {', '.join(names)}; default: all but tpu, device, {', '.join(_NAMED[:5])}",
+        help=f"of {', '.join(names)}; default: all but tpu, device, {', '.join(_LONG)}",
     )
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=command_line.output_file, metavar="FILE")
-    several, chips = command_line.SEVERAL, "tpu, costs: numbers of chips (default: 1)"
+    several, chips = command_line.SEVERAL, "tpu, costs, scale: numbers of chips (default: 1)"
     add("--devices", type=command_line.count, **several, metavar="N", help=chips)
     price = "costs: list price of a chip-hour, and its date, such as 1.2@2025-06"
     add("--price", type=_price, metavar="DOLLARS@DATE", help=price)

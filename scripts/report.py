@@ -2,11 +2,10 @@
 
 From docs/results.json come docs/generated/results.md, its pictures, docs/learning_curves.png and
 README.md's table of results; from the files in docs/generated/benchmarks,
-docs/generated/benchmarks.md and README.md's table of speeds; from those in docs/generated/rules the
-tables of docs/meta_learning.md. README.md and docs/meta_learning.md are written by hand, except
-between `<!-- begin: NAME -->` and `<!-- end: NAME -->`. A picture that shows the recorded curves is
-not drawn again. With --check nothing is written, and the exit code is 1 if a page or a picture is
-out of date.
+docs/generated/benchmarks.md and README.md's table of speeds; from those in docs/generated/rules,
+docs/generated/rules.md. README.md is written by hand, except between `<!-- begin: NAME -->` and
+`<!-- end: NAME -->`. A picture that shows the recorded curves is not drawn again. With --check
+nothing is written, and the exit code is 1 if a page or a picture is out of date.
 """
 
 import pathlib
@@ -41,9 +40,6 @@ def update(root: pathlib.Path = ROOT, write: bool = True) -> list[pathlib.Path]:
     names = {name: f"results/suite_{name}.png" for name, drawn in panels.items() if drawn}
     pictures = {generated / path: panels[name] for name, path in names.items()}
     pictures[docs / "learning_curves.png"] = plotting.suite(rows[name] for name in tables.PICTURE)
-    rule_files = sorted((generated / "rules").glob("*.json"))
-    of_rules, evaluations = docs / "meta_learning.md", {x.stem: rules.read(x) for x in rule_files}
-    rule_tables = {name: rules.table(evaluation) for name, evaluation in evaluations.items()}
     peers = records.read(generated / "benchmarks" / "peers.json").results["peers"].rows
     speeds = "".join(records.tables(row for row in peers if row.measure == "speed"))
     pages = {
@@ -52,7 +48,7 @@ def update(root: pathlib.Path = ROOT, write: bool = True) -> list[pathlib.Path]:
         readme: markdown.fill(
             markdown.read(readme), {"readme": tables.headlines(rows), "speed": speeds}
         ),
-        of_rules: markdown.fill(markdown.read(of_rules), rule_tables),
+        generated / "rules.md": rules.page(generated / "rules"),
     }
     stale = [path for path, text in pages.items() if markdown.read(path) != text]
     stale += [path for path, drawn in pictures.items() if not plotting.is_current(path, drawn)]

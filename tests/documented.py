@@ -4,6 +4,7 @@ import configparser
 import functools
 import pathlib
 import re
+import shutil
 from collections.abc import Iterable
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -25,7 +26,8 @@ def program(name: str, page: pathlib.Path = PAGE) -> str:
 
 
 def write_files(folder: pathlib.Path) -> None:
-    """Writes the blocks of all pages that are below a comment `file: name`."""
+    """Writes the files of docs/examples, and the blocks of pages below a comment `file: name`."""
+    shutil.copytree(DOCS / "examples", folder, dirs_exist_ok=True)
     blocks = r"<!-- file: (\S+) -->\n```(?:python)?\n(.*?)```"
     for page in (ROOT / "README.md", *DOCS.glob("*.md")):
         for name, text in re.findall(blocks, page.read_text(), re.S):

@@ -56,24 +56,24 @@ def train(
     ]
 
 
-def finish(started: Sequence[subprocess.Popen]) -> list[subprocess.CompletedProcess]:
-    """Waits for all of them; kills all of them if one takes too long."""
+def finish(
+    started: Sequence[subprocess.Popen], codes: Sequence[int] | None = None
+) -> list[subprocess.CompletedProcess]:
+    """Waits for all, and checks their exit codes, if given; kills all if one takes too long."""
     try:
-        return [processes.finish(each) for each in started]
+        return list(map(processes.finish, started, codes or [None] * len(started)))
     finally:
-        for each in started:
-            each.kill()
-            each.wait()
+        for process in started:
+            process.kill()
+            process.wait()
 
 
-def python(code: str, num_processes: int, num_devices: int) -> list[subprocess.CompletedProcess]:
+def python(
+    code: str, num_processes: int, num_devices: int, codes: Sequence[int] | None = None
+) -> list[subprocess.CompletedProcess]:
     """Runs code in so many processes; `sys.argv` has each one's number and the coordinator."""
     address = f"127.0.0.1:{free_port()}"
-    return finish(
-        [
-            processes.spawn(
-                [sys.executable, "-c", code, process, address], environment(num_devices)
-            )
-            for process in range(num_processes)
-        ]
-    )
+    command = [sys.executable, "-c", code]
+    variables = environment(num_devices)
+    started = [processes.spawn([*command, n, address], variables) for n in range(num_processes)]
+    return finish(started, codes)

@@ -80,13 +80,16 @@ def start(script: str, *arguments: object, **options) -> subprocess.Popen:
     return spawn([sys.executable, ROOT / "scripts" / f"{script}.py", *arguments], **options)
 
 
-def finish(process: subprocess.Popen, timeout: float = PATIENCE) -> subprocess.CompletedProcess:
-    """Waits for a process, and kills it if it takes longer than so many seconds."""
+def finish(
+    process: subprocess.Popen, code: int | None = 0, timeout: float = PATIENCE
+) -> subprocess.CompletedProcess:
+    """Waits for a process and checks its exit code, unless it is None; kills a slow process."""
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
+    assert code in (None, process.returncode), out + err
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -106,18 +109,18 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def run(script: str, *arguments: object, **options) -> subprocess.CompletedProcess:
-    """Runs `scripts/<script>.py` to its end."""
-    return finish(start(script, *arguments, **options))
+def run(script: str, *arguments: object, code: int = 0, **options) -> subprocess.CompletedProcess:
+    """Runs `scripts/<script>.py` to its end, and checks its exit code."""
+    return finish(start(script, *arguments, **options), code)
 
 
 def interrupt(
     process: subprocess.Popen, number: signal.Signals, when: Callable[[], bool]
 ) -> subprocess.CompletedProcess:
-    """Sends a signal once `when()` is true, and waits for the end."""
+    """Sends a signal once `when()` is true, and waits for the end, which is no failure."""
     wait_for(lambda: when() or process.poll() is not None)
     process.send_signal(number)
-    return finish(process)
+    return finish(process, -number if number == signal.SIGKILL else 0)
 
 
 def log(run_dir: pathlib.Path) -> list[dict]:

@@ -181,8 +181,7 @@ def test_hardware(name):
         return
     # Eight devices: more than conftest.py fakes.
     code = f"from tests import test_gin_files; test_gin_files._check_under_both({path!r})"
-    (result,) = groups.python(code, 1, 8)
-    assert result.returncode == 0, result.stderr
+    groups.python(code, 1, 8, (0,))
 
 
 @pytest.mark.parametrize("runner", ["anakin", "sebulba"])

@@ -94,7 +94,6 @@ def test_a_wheel_in_an_empty_environment_trains_and_evaluates(tmp_path, source):
 
     def run(*command):
         done = processes.finish(processes.spawn(command, {"PYTHONPATH": ""}, cwd=elsewhere))
-        assert done.returncode == 0, done.stderr
         return done.stdout
 
     identity = ("-c", "user.name=a", "-c", "user.email=a@b")
@@ -121,8 +120,7 @@ def test_a_wheel_in_an_empty_environment_trains_and_evaluates(tmp_path, source):
     run(*install, wheel)
     path = run(programs / "python", "-c", "import agents; print(agents.__file__)")
     assert pathlib.Path(path.strip()).is_relative_to(site)
-    chosen = ["--gin_file", "catch_ppo.gin"]
-    chosen += [word for binding in SMALL for word in ("--gin_bindings", binding)]
+    chosen = ("--gin_file", "catch_ppo.gin", "--gin_bindings", *SMALL)
     run(programs / "podracers-train", *chosen, "--run_dir", "run")
     summary = json.loads((elsewhere / "run/summary.json").read_text())
     assert (summary["updates"], summary["commit"], summary["other_modules"]) == (1, None, {})
@@ -136,7 +134,7 @@ def test_a_wheel_in_an_empty_environment_trains_and_evaluates(tmp_path, source):
     refused = processes.spawn(
         (programs / "podracers-reproduce", "cartpole_ppo", "--record"), {"PYTHONPATH": ""}
     )
-    processes.assert_mistake(processes.finish(refused), "of a clone")
+    processes.assert_mistake(processes.finish(refused, 2), "of a clone")
     for name, *words in (
         ("check", "environments.catch.Catch"),
         ("export", "--run_dir", "run", "--out", "policy", "--platforms", "cpu"),

@@ -141,8 +141,8 @@ class Actor:
         while True:
             # Compilation has no time limit; later calls of the same programs have one.
             inference, transfer, sending = (
-                each if warm else pipeline.COMPILING
-                for each in (timing.INFERENCE, timing.TRANSFER, timing.SENDING)
+                activity if warm else pipeline.COMPILING
+                for activity in (timing.INFERENCE, timing.TRANSFER, timing.SENDING)
             )
             stepping = timing.ENVIRONMENT if warm else self.starting
             with worker.doing(timing.FOR_PARAMETERS):

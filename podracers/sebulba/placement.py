@@ -71,7 +71,7 @@ def plan(
     Raises:
       errors.UserError: there is no such device, or the streams do not divide.
     """
-    counts = [len(each) for each in devices]
+    counts = [len(local) for local in devices]
     if len(set(counts)) > 1:
         raise errors.UserError(f"the processes have different numbers of devices: {counts}")
     count, local, actors, learners = counts[0], devices[process], actor_devices, learner_devices
@@ -109,7 +109,7 @@ def plan(
     return Placement(
         actors=tuple(local[index] for index in actors),
         learners=tuple(local[index] for index in learners),
-        mesh=tuple(each[index] for each in devices for index in learners),
+        mesh=tuple(row[index] for row in devices for index in learners),
     )
 
 

@@ -129,11 +129,11 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
 
     def describe(self) -> list[str]:
         processes = jax.process_count()
-        each = f" on each of {processes} processes" if processes > 1 else ""
+        group = f" on each of {processes} processes" if processes > 1 else ""
         count = self.environment.spec.num_agents
         agents = f" x {count} agents" if count > 1 else ""
         return [
-            f"Sebulba{each}, {self.placement.describe()}",
+            f"Sebulba{group}, {self.placement.describe()}",
             f"{len(self.placement.actors)} x {self.num_batches} batches of "
             f"{self._envs_per_actor // self.num_batches} environments{agents} on "
             f"{self._threads_per_batch} threads each, x {self.rollout_length} steps = "
@@ -195,10 +195,10 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
         timer = session.timers.learner
         with timer(timing.FOR_ROLLOUTS):
             shards = [queue.get() for queue in session.queues]  # one rollout of each actor
-        session.timers.lags += [session.update - each.version for each in shards]
-        session.timers.hashes = [(each.hash, session.hashes[each.version]) for each in shards]
+        session.timers.lags += [session.update - shard.version for shard in shards]
+        session.timers.hashes = [(x.hash, session.hashes[x.version]) for x in shards]
         with timer(timing.LEARNING):
-            slices = [part for each in shards for part in each.slices]
+            slices = [part for shard in shards for part in shard.slices]
             state, report = self._learner.learn(state, self._learner.assemble(slices))
             del shards, slices
             params = self._copy_params(state)  # dispatched before the update has ended
@@ -293,9 +293,9 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
         jax.block_until_ready(list(params.values()))
         self._publish(session, state, params)
         for index in range(len(self.placement.actors)):
-            each = self._actor(session, index, key)
-            session.timers.paces.append(each.pace)
-            session.timers.actors.append(supervisor.start(f"actor {index}", each.run).timer)
+            thread = self._actor(session, index, key)
+            session.timers.paces.append(thread.pace)
+            session.timers.actors.append(supervisor.start(f"actor {index}", thread.run).timer)
         return session
 
     def _actor(self, session: _Session, index: int, key: jax.Array) -> actor.Actor:

@@ -80,11 +80,11 @@ class Timers:
         """Returns shares, rates and lags since the last call."""
         learner, actors = _shares([self.learner], _LEARNER), _shares(self.actors, _ACTOR)
         rates = [pace.take() for pace in self.paces]
-        possible = sum(each for _, each in rates)
+        possible = sum(fastest for _, fastest in rates)
         share = sum(rate for rate, _ in rates) / possible if possible else math.nan
         values = {
-            **{f"time/learner/{name}": each for name, each in learner.items()},
-            **{f"time/actor/{name}": each for name, each in actors.items()},
+            **{f"time/learner/{name}": x for name, x in learner.items()},
+            **{f"time/actor/{name}": x for name, x in actors.items()},
             "environment/possible_steps_per_second": possible,
             "environment/share_of_possible": share,
             "idle/learner": learner[FOR_ROLLOUTS],

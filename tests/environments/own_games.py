@@ -175,10 +175,6 @@ class Wrong(gymnasium.Env):
     def step(self, action):
         return self._step or (self._first, 0.0, False, False, {})
 
-    def close(self):
-        if self._step == "unclosable":
-            raise ArithmeticError("not today")
-
 
 class Half(gymnasium.RewardWrapper):
     """Halves the reward."""

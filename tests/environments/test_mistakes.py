@@ -295,12 +295,6 @@ def test_a_module_of_a_wrapper_that_fails_is_one_line(monkeypatch, tmp_path):
         _ = gymnasium.Gymnasium("CartPole-v1", {}, "sync", ("outdated_wrapper:Wrap",)).spec
 
 
-def test_an_environment_that_cannot_be_closed_is_one_line():
-    message = "^Own/Wrong-v0: closing stream 0: ArithmeticError: not today$"
-    with pytest.raises(errors.RunFailure, match=message):
-        _ = gymnasium.Gymnasium(f"{OWN}Wrong-v0", {"step": "unclosable"}).spec
-
-
 _ZEROS = np.zeros(3, np.float32)
 _PAIR = spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3, start=1)])
 _DICT = spaces.Dict({"a": spaces.Box(-1, 1, ()), "b": spaces.MultiBinary(2)})

@@ -13,7 +13,7 @@ import pytest
 
 from environments import catch, gymnasium, probes
 from podracers import environment as environment_lib
-from podracers import errors, evaluation, parallel, types
+from podracers import evaluation, parallel, types
 from podracers.sebulba import jax_host
 from podracers.supervision import pipeline
 from tests import faults, streams
@@ -335,5 +335,3 @@ def test_defaults_and_limits_follow_the_kind_of_environment():
     assert evaluation.Evaluator(agent, FACTORY, max_steps=9).limit == 9
     endless = gymnasium.Gymnasium("Blackjack-v1")
     assert evaluation.Evaluator(agent, endless).limit == evaluation.DEFAULT_MAX_STEPS
-    with pytest.raises(errors.UserError, match=r"Evaluator\.num_episodes: expected"):
-        evaluation.Evaluator(agent, FACTORY, 0)

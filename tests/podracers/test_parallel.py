@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracers import errors, parallel, types
+from podracers import parallel, types
 
 P = jax.sharding.PartitionSpec
 ROWS = P(parallel.AXIS)
@@ -27,12 +27,6 @@ def test_the_axis_and_the_mean_of_nothing():
     assert parallel.make_mesh().devices.tolist() == jax.devices()
     mean = _mapped(lambda x: parallel.global_mean(types.Mean.of(x, x))[None])
     np.testing.assert_array_equal(mean(jnp.zeros(4)), 0.0)
-
-
-def test_memory_without_a_first_axis_is_refused():
-    memory = {"ring": jnp.zeros((3, 2)), "count": jnp.zeros(())}
-    with pytest.raises(errors.UserError, match=r"'count' is a scalar: give it the shape \(1,\)"):
-        parallel.check_leading_axis(memory)
 
 
 def test_small_leaves_are_summed_together_and_large_ones_alone():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agents.parts import options
-from podracers import anakin, errors, evaluation, population
+from podracers import anakin, evaluation, population
 from tests import contract, streams
 
 
@@ -97,33 +97,22 @@ def test_a_member_is_the_run_of_its_seed_and_its_values(name):
     assert np.any(evaluated.returns[0] != evaluated.returns[1])
 
 
-@pytest.mark.parametrize(
-    ("name", "option", "values"),
-    [("ppo", "anneal_steps", (100.0, 1000.0)), ("dqn", "priority_exponent", (0.4, 0.6))],
-)
-def test_options_that_determine_the_program_cannot_differ(name, option, values):
-    agent, environment = contract.AGENTS[name]()
-    own = {"gamma": (0.9, 0.99), option: values}
-    runner = _runner(agent, environment, population=2, population_values=own)
-    with pytest.raises(errors.UserError, match=f"cannot differ .* gamma, {option} "):
-        runner.trace(0)
-
-
 def test_the_lowest_quarter_copies_the_highest_and_explores():
     """As slow loops do with the same draws."""
     ranges = {"rate": (0.01, 1.0), "cost": (0.0, 0.5)}
-    kinds = set()
+    exploit, kinds = jax.jit(population.exploit), set()
+    explore = jax.jit(functools.partial(population.explore, ranges=ranges))
     for seed in range(20):
         key = jax.random.key(seed)
         returns = np.random.default_rng(seed).integers(0, 4, 9).astype(np.float32)
-        lowest, source = jax.jit(population.exploit)(returns, key)
+        lowest, source = exploit(returns, key)
         order = sorted(range(9), key=lambda member: (returns[member], member))
         chosen = jax.random.choice(key, np.array(order[-2:]), (2,))
         assert lowest.tolist() == order[:2]
         for member, copied, draw in zip(lowest, source, chosen):
             assert copied == (draw if returns[draw] > returns[member] else member)
         before = {"rate": np.float32([0.01, 0.1, 0.9]), "cost": np.float32([0.0, 0.2, 0.45])}
-        after = jax.jit(lambda x, key: population.explore(x, ranges, key))(before, key)
+        after = explore(before, key=key)
         for index, name in enumerate(sorted(before)):
             up, draws, drawn = _draws(jax.random.fold_in(key, index), 3)
             low, high = ranges[name]
@@ -146,17 +135,19 @@ def _draws(key, size):
     return up, jax.random.uniform(draw_key, (size,)), drawn
 
 
+@pytest.fixture(scope="module", name="evolving")
+def _evolving():
+    """A runner of four members, which are compared after every third update."""
+    rates = {"learning_rate": (0.001, 0.002, 0.005, 0.01)}
+    ranges = {"R2D2.learning_rate": (0.0001, 0.1)}
+    options = {"population": 4, "population_values": rates, "pbt_period": 3, "pbt_ranges": ranges}
+    return _runner(*contract.AGENTS["r2d2"](), **options)
+
+
 @pytest.mark.exact
-def test_a_population_evolves_alike_on_any_devices_and_after_any_resume():
+def test_a_population_evolves_alike_after_any_resume(evolving):
     """A copy continues learner, replay and streams of the other, with new keys."""
-    agent, environment = contract.AGENTS["r2d2"]()
-    evolving = {
-        "population": 4,
-        "population_values": {"learning_rate": (0.001, 0.002, 0.005, 0.01)},
-        "pbt_period": 3,
-        "pbt_ranges": {"R2D2.learning_rate": (0.0001, 0.1)},
-    }
-    runner = _runner(agent, environment, **evolving)
+    runner = evolving
     before = streams.to_numpy(runner.step(runner.init(SEED), 2)[0])
     state, third = runner.step(runner.step(runner.init(SEED), 2)[0], 1)
     source = np.asarray(third.means["pbt/source"].result(), int)
@@ -177,8 +168,13 @@ def test_a_population_evolves_alike_on_any_devices_and_after_any_resume():
     whole = runner.step(runner.init(SEED), 7)[0]
     resumed = runner.step(jax.device_put(jax.device_get(state), shardings), 4)[0]
     streams.assert_same(streams.to_numpy(resumed), streams.to_numpy(whole))
-    alone = dataclasses.replace(runner, num_devices=1)
-    single = streams.to_numpy(alone.step(alone.init(SEED), 7)[0])
-    whole = streams.to_numpy(whole)
+
+
+@pytest.mark.slow
+def test_a_population_evolves_alike_on_any_devices(evolving):
+    alone = dataclasses.replace(evolving, num_devices=1)
+    whole, single = (
+        streams.to_numpy(runner.step(runner.init(SEED), 7)[0]) for runner in (evolving, alone)
+    )
     streams.assert_close(single.evolution, whole.evolution, rtol=1e-4)
     streams.assert_close(single.learner, whole.learner, rtol=1e-2, atol=1e-3)

@@ -72,6 +72,12 @@ def test_passes_of_a_loop(costs, changes, passes, part):
     assert found.loops == ([(107, "learn/while")] if passes == 1 else [])
 
 
+@pytest.mark.parametrize(("limit", "passes"), [("constant(5)", 3), ("add(%n, %two)", 11)])
+def test_bytes_of_sums_over_devices(tools, limit, passes):
+    text = TEXT.replace("LIMIT_IS", limit).replace(" sine(", " all-reduce(")
+    assert tools("benchmarks.scale").scale.Messages(text, 11.0).cycles == passes * 8 * 4 * 4
+
+
 def test_of_two_branches_the_costlier_counts(costs):
     def branch(name, cycles):
         config = f'backend_config={{"window_config":{{"estimated_cycles":"{cycles}"}}}}'
@@ -128,7 +134,7 @@ def test_measured_speeds_stand_beside_estimates(tools, monkeypatch, tmp_path):
 def test_programs_are_compiled_for_tpus(tmp_path):
     file = tmp_path / "tpu.json"
     started = processes.start("benchmark", "tpu_dqn", "--json", file, *FOLDER)
-    _compiler(processes.finish(started, timeout=1200.0))
+    _compiler(processes.finish(started, None, 1200.0))
     found = json.loads(file.read_text())["results"]["tpu_dqn"]
     assert not any("does not compile" in note for note in found["notes"])
     rows = {(row["measure"], row["case"]["experiment"]): row["median"] for row in found["rows"]}
@@ -161,7 +167,7 @@ def test_costs_of_a_run(tmp_path):
     program.write_text(COSTS)
     command = [sys.executable, program, tmp_path, *FOLDER[1:]]
     environment = {"PYTHONPATH": str(processes.ROOT)}
-    result = processes.finish(processes.spawn(command, environment), timeout=1200.0)
+    result = processes.finish(processes.spawn(command, environment), None, 1200.0)
     _compiler(result)
     rows = json.loads(result.stdout.splitlines()[-1])
     total = 500_000  # agent steps of catch_ppo.gin

@@ -157,7 +157,7 @@ LPG = ("NUM_ENVS = 2", "Lifetimes.num_envs = 2", "LPG.hidden_size = 4")
 def test_benchmarks_run(scripts, tmp_path, name, bindings, expected):
     arguments = [part for each in bindings for part in ("--gin_bindings", each)]
     file = tmp_path / "result.json"
-    result = processes.run(
+    processes.run(
         "benchmark",
         *(name, "--repeats", 1, "--json", file, *arguments),
         environment={
@@ -165,7 +165,6 @@ def test_benchmarks_run(scripts, tmp_path, name, bindings, expected):
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # compiles faster
         },
     )
-    assert result.returncode == 0, result.stderr
     rows = scripts.records.read(file).results[name].rows
     found = {(row.measure, [*row.case.values()][-1]): row.median for row in rows}
     assert found[expected] > 0.0

@@ -37,7 +37,6 @@ def compared(arguments, tmp_path_factory, run):
     short = ("--runner_bindings", "short:Anakin.rollout_length = 4")
     words = arguments(output, "anakin", "short=anakin", *short)
     result = run("compare", *words, environment=CACHED)
-    assert result.returncode == 0, result.stderr
     return words, output, result
 
 
@@ -58,7 +57,6 @@ def test_runs_are_trained_once_and_compared(compared, run):
             assert f"{number:,.2f}".removesuffix(".00") in result.stdout
     assert (output / "comparison.png").stat().st_size > 10_000  # bytes
     again = run("compare", *words)
-    assert again.returncode == 0, again.stderr
     assert "[2/2] short, seed 0: finished before" in again.stdout
     assert summaries == {path: path.stat().st_mtime_ns for path in summaries}
 
@@ -76,7 +74,6 @@ def test_the_child_of_a_killed_process_saves_and_the_same_command_continues(
     (run_dir,) = runs("*/seed-0")
     assert not (run_dir / "summary.json").exists()
     resumed = run("compare", *words, environment=CACHED)
-    assert resumed.returncode == 0, resumed.stderr
     assert "[1/1] anakin, seed 0: resuming" in resumed.stdout
     (whole,) = compared[1].glob("runs/anakin-*/seed-0")
     processes.assert_same_end(whole, run_dir)

@@ -73,8 +73,8 @@ def _start(*command, **options):
     return processes.spawn(command, stdin=subprocess.DEVNULL, start_new_session=True, **options)
 
 
-def _run(*command, **options):
-    return processes.finish(_start(*command, **options))
+def _run(*command, code=0, **options):
+    return processes.finish(_start(*command, **options), code)
 
 
 def _wait_for_starts(run_dir, count):
@@ -113,7 +113,7 @@ def test_dry_run_under_slurm():
 def test_user_errors(bare_path, command, phrase):
     if command[0] == "env":
         command = (shutil.which("env"), *command[1:])
-    result = _run(*command, env=bare_path, cwd=processes.ROOT)
+    result = _run(*command, code=2, env=bare_path, cwd=processes.ROOT)
     processes.assert_mistake(result, phrase)
     assert result.stdout == ""
 
@@ -183,8 +183,7 @@ def test_a_signal_reaches_the_tasks_and_the_job_is_requeued(
 )
 def test_slurm_names_the_platform_and_a_failed_job_is_not_requeued(cloud, variables, platforms):
     folder, environment = cloud
-    result = _run("bash", SLURM, "fails", "1", env={**environment, **variables})
-    assert result.returncode == 1
+    _run("bash", SLURM, "fails", "1", code=1, env={**environment, **variables})
     assert not (folder / "scontrol.words").exists()
     run_dir = folder / "repository" / "runs" / "slurm-77"
     assert (run_dir / "platforms").read_text() == platforms

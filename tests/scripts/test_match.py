@@ -1,49 +1,49 @@
 """Round robins between runs, their checkpoints and built-in opponents."""
 
+import contextlib
+
 import jax
 import numpy as np
 import pytest
 
 from environments import opponents, pgx
+from podracers.checkpoints import checkpoint
+from podracers.training import experiment, run_directory
 
 pytest.importorskip("pgx")
 GAME = pgx.Pgx("tic_tac_toe")
 
 
 @pytest.fixture(scope="module", name="run_dir")
-def _run_dir(tmp_path_factory, run):
-    """A run of two checkpoints, which has learnt next to nothing."""
+def _run_dir(tmp_path_factory):
+    """A run of two checkpoints, of parameters that learnt nothing."""
     path = tmp_path_factory.mktemp("match") / "pqn"
-    sizes = ("TOTAL_STEPS = 2048", "NUM_ENVS = 16", "ROLLOUT_LENGTH = 8", "SEED = 0")
-    options = ("evaluation_episodes = 8", "evaluation_period = 0", "checkpoint_period = 8")
-    options += ("greedy_evaluation_episodes = 0",)
-    bindings = [*sizes, *(f"Experiment.{option}" for option in options)]
-    file = "gin/experiments/tic_tac_toe_pqn.gin"
-    result = run("train", "--gin_file", file, "--run_dir", path, "--gin_bindings", *bindings)
-    assert result.returncode == 0, result.stderr
+    bindings = ["NUM_ENVS = 16", "ROLLOUT_LENGTH = 8", "q_network.encoder = @MLP()"]
+    settings = experiment.load(["tic_tac_toe_pqn.gin"], [*bindings, "MLP.hidden_sizes = (8,)"])
+    agent, directory = settings.build().agent, run_directory.RunDirectory(path)
+    directory.create()
+    directory.config.write_text(settings.text())
+    with contextlib.closing(checkpoint.Checkpointer(directory.checkpoints)) as checkpointer:
+        for step in (1024, 2048):
+            params = agent.actor_params(jax.jit(agent.init_learner)(jax.random.key(step)))
+            checkpointer.save(step, params, params, {"update": step})
     return path
 
 
-def test_runs_checkpoints_and_opponents_meet_in_both_seats(run_dir, run, tmp_path):
-    words = (run_dir, f"{run_dir}@1024", "perfect", "--games", 20, "--out", tmp_path / "x.png")
-    result = run("match", *words)
-    assert (result.returncode, result.stderr) == (0, "")
-    lines = result.stdout.splitlines()
-    assert [line.split(": ")[0] for line in lines[:3]] == [
-        f"{run_dir} - {run_dir}@1024",
-        f"{run_dir} - perfect",
-        f"{run_dir}@1024 - perfect",
-    ]
-    assert all(
-        sum(int(word) for word in line.split() if word.isdigit()) == 20 for line in lines[:3]
-    )
-    assert lines[4].split()[:2] == ["1", "perfect"]
+def test_checkpoints_and_opponents_meet_in_both_seats(run_dir, run, tmp_path):
+    name = f"{run_dir}@1024"
+    result = run("match", name, "perfect", "--games", 20, "--out", tmp_path / "x.png")
+    assert result.stderr == ""
+    games, _, first, *_ = result.stdout.splitlines()
+    assert games.startswith(f"{name} - perfect: ")
+    assert sum(int(word) for word in games.split() if word.isdigit()) == 20
+    assert first.split()[:2] == ["1", "perfect"]
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow
 def test_a_seed_repeats(run_dir, run):
-    words = ("match", run_dir, "random", "--games", 20)
+    words = ("match", run_dir, f"{run_dir}@1024", "--games", 20)
     results = [run(*words, "--seed", seed).stdout for seed in (0, 0, 1)]
     assert results[0] == results[1] != results[2]
 

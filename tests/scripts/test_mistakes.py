@@ -178,7 +178,7 @@ def _files(places):
 @pytest.mark.parametrize(("words", "phrase"), MISTAKES)
 def test_a_mistake_is_one_line_and_leaves_nothing(places, run, words, phrase):
     before, handler = _files(places), signal.getsignal(signal.SIGTERM)
-    result = run(*shlex.split(words.format_map(places)))
+    result = run(*shlex.split(words.format_map(places)), code=2)
     processes.assert_mistake(result, phrase.format_map(places))
     assert _files(places) == before
     if "--resume" in words:

@@ -47,13 +47,12 @@ def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reproduce")
     ledger = _ledger(folder, {"gin_bindings": ["PPO.num_minibatches = 7"]}, {})
     words = ("--suite", "two", "--results", ledger, "--out", folder / "runs", "--seeds", 2)
-    return ledger, processes.run("reproduce", *words, environment=CACHED)
+    return ledger, processes.run("reproduce", *words, code=1, environment=CACHED)
 
 
 @pytest.mark.slow
 def test_a_suite_records_every_run_and_continues_after_failures(recorded):
     ledger, result = recorded
-    assert result.returncode == 1, result.stderr
     order = [line.split(":")[0] for line in result.stdout.splitlines() if line.startswith("[")]
     names = ("tiny-anakin, seed 0", "other-anakin, seed 0", "tiny-anakin, seed 1")
     names += ("other-anakin, seed 1",)
@@ -89,7 +88,6 @@ def test_a_suite_that_was_stopped_continues_and_agrees_with_itself(
         signal.SIGTERM,
         lambda: any(processes.num_lines(d) >= 3 for d in folder.glob("tiny-anakin-*/seed-0")),
     )
-    assert stopped.returncode == 0, stopped.stderr
     assert "stopped: the same command continues" in stopped.stdout
     (row,) = json.loads(ledger.read_text())
     assert "runs" not in row

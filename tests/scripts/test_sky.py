@@ -61,7 +61,9 @@ def node(tmp_path):
     python.chmod(0o755)
 
     def run(*place, **variables):
-        ended = processes.finish(_start(tmp_path, "run", *place, EXPERIMENT="a.gin", **variables))
+        ended = processes.finish(
+            _start(tmp_path, "run", *place, EXPERIMENT="a.gin", **variables), None
+        )
         return ended.returncode, ended.stdout.strip().removeprefix("scripts/train.py --gin_file ")
 
     return run
@@ -90,7 +92,6 @@ def test_skypilot_accepts_the_file():
         pytest.skip("SkyPilot is not installed, in an environment of its own on the PATH")
     python = pathlib.Path(program).resolve().with_name("python")
     loaded = processes.finish(processes.spawn((python, "-c", LOAD), {"PYTHONPATH": ""}))
-    assert loaded.returncode == 0, loaded.stderr
     rows = [line for line in loaded.stdout.splitlines() if line.startswith("mine ")]
     start = "mine MOUNT_CACHED True"
     tpu = "{'runtime_version': 'v2-alpha-tpuv6e'}"
@@ -109,8 +110,7 @@ def machine(source, tmp_path_factory):
     (site,) = environment.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(str(pathlib.Path(jax.__file__).parents[1]))
     own = {"EXTRAS": "", "PYTHONPATH": "", "CHECKPOINTS": folder}  # no bucket's packages
-    ended = processes.finish(_start(folder, "setup", **own))
-    assert ended.returncode == 0, ended.stderr
+    processes.finish(_start(folder, "setup", **own))
     return folder
 
 
@@ -126,8 +126,7 @@ def test_a_run_continues_after_a_preemption(machine, tmp_path):
     alone, run_dir = tmp_path / "alone", tmp_path / "run"
     variables = {**common, **groups.environment(2), "RUN_DIR": alone}
     variables["CHECKPOINTS"] = tmp_path / "alone_checkpoints"
-    (ended,) = groups.finish([_start(machine, "run", **variables)])
-    assert ended.returncode == 0, ended.stderr
+    (ended,) = groups.finish([_start(machine, "run", **variables)], [0])
     assert "Results" in ended.stdout
     variables = {**common, **groups.environment(1)}
 
@@ -143,12 +142,10 @@ def test_a_run_continues_after_a_preemption(machine, tmp_path):
     processes.wait_for(lambda: processes.num_lines(run_dir) >= 3 or started[0].poll() is not None)
     for node in started:
         os.killpg(node.pid, signal.SIGTERM)
-    ended = groups.finish(started)
-    assert [each.returncode for each in ended] == [UNFINISHED, 0], ended[0].stderr + ended[1].stderr
+    groups.finish(started, (UNFINISHED, 0))
     assert processes.num_lines(run_dir) < processes.num_lines(alone)
-    ended = groups.finish(start())
-    assert [each.returncode for each in ended] == [0, 0], ended[0].stderr + ended[1].stderr
-    assert "resuming from step" in ended[0].stdout
+    lead, _ = groups.finish(start(), (0, 0))
+    assert "resuming from step" in lead.stdout
     processes.assert_same_end(run_dir, alone)
     assert not (tmp_path / "unused").exists() and not (run_dir / "checkpoints").exists()
 
@@ -173,10 +170,6 @@ def test_machines_join_a_study_and_leave_it_at_a_preemption(machine, tmp_path):
     nodes = [start(rank) for rank in range(2)]
     processes.wait_for(lambda: any(tmp_path.glob("disk-0/study/trial-*/metrics.jsonl")))
     os.killpg(nodes[0].pid, signal.SIGTERM)
-    ended = groups.finish(nodes)
-    codes = [node.returncode for node in ended]
-    assert codes == [*SWEEP["resources"]["job_recovery"]["recover_on_exit_codes"], 0], ended[
-        0
-    ].stderr
-    (again,) = groups.finish([start(0)])
-    assert (again.returncode, "3 complete" in again.stdout) == (0, True), again.stderr
+    groups.finish(nodes, (*SWEEP["resources"]["job_recovery"]["recover_on_exit_codes"], 0))
+    (again,) = groups.finish([start(0)], [0])
+    assert "3 complete" in again.stdout

@@ -19,7 +19,7 @@ from tests import groups, processes
 
 SPACE = """
 PPO.learning_rate = {log = [1e-4, 1e-1]}
-PPO.epochs = {choice = [1, 2]}
+PPO.entropy_cost = {linear = [0.0, 0.1]}
 """
 
 
@@ -31,36 +31,8 @@ def study(tmp_path):
     return (config, "--space", tmp_path / "space.toml", "--study", tmp_path / "study")
 
 
-def _values(folder, file="config.gin"):
-    agent = experiment.load([str(folder / file)]).build().agent
-    return agent.learning_rate, agent.epochs
-
-
-def test_a_study_ends_in_a_table_and_an_experiment(tmp_path, study, run):
-    words = ("--trials", 2, "--seeds", 2, "--sampler", "random", "--sampler_seed", 0)
-    result = run("sweep", *study, *words)
-    assert result.returncode == 0, result.stderr
-    assert "2 complete" in result.stdout
-    files = {path.name for path in (tmp_path / "study").iterdir()}
-    pictures = {"history.png", "slices.png", "importances.png"}
-    assert files == {"journal.log", "workers", "trial-0000", "trial-0001", "best.gin"} | pictures
-    # The first trial has the experiment's own values.
-    values = [_values(tmp_path / "study" / f"trial-000{index}") for index in range(2)]
-    assert values[0] == _values(tmp_path, "tiny.gin") != values[1]
-    # The objective is the mean over members of the last values, the final evaluation included.
-    rows = processes.log(tmp_path / "study" / "trial-0000")
-    last = [row["evaluation/return"] for row in rows if row.get("evaluation/return") is not None]
-    summary = json.loads((tmp_path / "study" / "trial-0000" / "summary.json").read_text())
-    last.append(summary["evaluation"]["return"])
-    assert len(summary["evaluation"]["return_by_seed"]) == 2
-    assert f"trial 0: evaluation/return {sum(last[-3:]) / 3:g} (" in result.stdout
-    assert _values(tmp_path / "study", "best.gin") in values
-    # The study goes on with other draws than those that it began with.
-    again = run("sweep", *study, *words, "--trials", 3)
-    assert (again.returncode, again.stdout.count(": evaluation/return")) == (0, 1), again.stderr
-    assert _values(tmp_path / "study" / "trial-0002") not in values
-    for option, name in (("--seeds", "number of seeds"), ("--last", "objective")):
-        processes.assert_mistake(run("sweep", *study, *words, option, 1), f"has another {name}")
+def _rate(file):
+    return experiment.load([str(file)]).build().agent.learning_rate
 
 
 def _open(folder):
@@ -70,24 +42,37 @@ def _open(folder):
     return optuna.create_study(**where, direction="maximize", load_if_exists=True)
 
 
-def test_trials_that_differ_in_floats_share_a_program(tmp_path, study, run):
-    (tmp_path / "space.toml").write_text("PPO.learning_rate = {log = [1e-4, 1e-1]}")
-    result = run("sweep", *study, "--trials", 3, "--batch", 2, "--seeds", 2)
-    assert result.returncode == 0, result.stderr
-    first, second, third = _open(tmp_path / "study").trials
-    runs = [trial.user_attrs["run"] for trial in (first, second, third)]
-    assert runs == ["trials-0000-0001"] * 2 + ["trial-0002"]
-    rows = processes.log(tmp_path / "study" / runs[0])
-    summary = json.loads((tmp_path / "study" / runs[0] / "summary.json").read_text())
+def test_a_study_ends_in_a_table_and_an_experiment(tmp_path, study, run):
+    """Trials that differ in floats are members of one population."""
+    folder, words = tmp_path / "study", ("--batch", 2, "--seeds", 2, "--sampler", "random")
+    words += ("--sampler_seed", 0, "--trials")
+    result = run("sweep", *study, *words, 2)
+    assert "2 complete" in result.stdout
+    trials, shared = _open(folder).trials, folder / "trials-0000-0001"
+    pictures = {"history.png", "slices.png", "importances.png"}
+    files = {"journal.log", "workers", "best.gin", shared.name} | pictures
+    assert {path.name for path in folder.iterdir()} == files
+    rows, summary = processes.log(shared), json.loads((shared / "summary.json").read_text())
     rates = [member["values"]["learning_rate"] for member in summary["members"]]
-    assert rates == [trial.params["PPO.learning_rate"] for trial in (first, second)] * 2
-    for index, trial in enumerate((first, second)):
+    assert rates == [trial.params["PPO.learning_rate"] for trial in trials] * 2
+    assert rates[0] == _rate(tmp_path / "tiny.gin") != rates[1]  # first the experiment's own
+    # The objective is the mean over members of the last values, the final evaluation included.
+    for index, trial in enumerate(trials):
         scores = []
         for seed in (3 + index, 5 + index):
             name = f"evaluation/return/seed_{seed}"
             logged = [row[name] for row in rows if row.get(name) is not None]
             scores += [*logged, summary["evaluation"]["return_by_seed"][str(seed)]][-3:]
         assert trial.value == pytest.approx(np.mean(scores))
+        assert f"trial {index}: evaluation/return {trial.value:g} (" in result.stdout
+    assert _rate(folder / "best.gin") in rates
+    # The study goes on with other draws than those that it began with.
+    again = run("sweep", *study, *words, 3)
+    assert again.stdout.count(": evaluation/return") == 1
+    assert _rate(folder / "trial-0002" / "config.gin") not in rates
+    for option, name in (("--seeds", "number of seeds"), ("--last", "objective")):
+        refused = run("sweep", *study, *words, 3, option, 1, code=2)
+        processes.assert_mistake(refused, f"another {name}")
 
 
 def test_a_trial_that_another_worker_has_failed_is_left(tmp_path, tools):
@@ -124,14 +109,12 @@ def test_a_trial_is_continued_after_its_worker_and_pruned(tmp_path, study, run):
     begun.ask(rate).set_user_attr("worker", "gone")
     words = ("--trials", 6, "--pruner", "median", "--gin_bindings")
     words += (f"Experiment.on_log = @{__name__}.stop_once",)
-    stopped = run("sweep", *study, *words)
-    assert stopped.returncode == 75, stopped.stderr
+    run("sweep", *study, *words, code=75)
     assert (folder / "best.gin").exists()
     *_, gone, first, waiting = begun.trials
     assert [trial.state.name for trial in (gone, first, waiting)] == ["FAIL", "FAIL", "WAITING"]
     assert processes.num_lines(folder / "trial-0006") == 4
     ended = run("sweep", *study, *words)
-    assert ended.returncode == 0, ended.stderr
     assert "trial 7: pruned (PPO.learning_rate = 0.02, " in ended.stdout
     assert storage.steps(folder / "trial-0006" / "checkpoints") == [256, 512]
     assert [*folder.glob("trial-*")] == [folder / "trial-0006"]
@@ -145,7 +128,6 @@ def test_seeds_follow_one_another_under_sebulba_and_settings_that_do_not_divide_
     (tmp_path / "space.toml").write_text("PPO.num_minibatches = {choice = [1, 7]}")
     words = ("--runner", "sebulba", "--seeds", 2, "--sampler", "grid", "--objective", "speed")
     result = run("sweep", *study, *words)
-    assert result.returncode == 0, result.stderr
     assert "(PPO.num_minibatches = 7, " in result.stdout
     assert "1 refused or failed" in result.stdout
     (trial,) = (folder for folder in (tmp_path / "study").glob("trial-*") if any(folder.iterdir()))
@@ -195,8 +177,7 @@ def test_four_workers_on_postgresql_of_which_one_is_killed(tmp_path, study, data
     killed = int(running()[0].split("-")[-2])
     os.kill(killed, signal.SIGKILL)
     for worker in workers:
-        ended = processes.finish(worker)
-        assert ended.returncode == (-signal.SIGKILL if worker.pid == killed else 0), ended.stderr
+        processes.finish(worker, -signal.SIGKILL if worker.pid == killed else 0)
     trials = begun[0].trials
     (lost,) = (trial for trial in trials if trial.state.name == "FAIL")
     (again,) = (trial for trial in trials if trial.system_attrs.get("failed_trial") is not None)
@@ -210,8 +191,7 @@ def test_four_workers_on_postgresql_of_which_one_is_killed(tmp_path, study, data
 
 def test_a_study_of_failures_fails(tmp_path, study, run):
     (tmp_path / "space.toml").write_text("PPO.num_minibatches = {choice = [7, 9]}")
-    result = run("sweep", *study, "--sampler", "grid")
-    assert result.returncode == 1
+    result = run("sweep", *study, "--sampler", "grid", code=1)
     assert result.stderr.startswith("failed: all trials have failed, the last: num_minibatches = ")
 
 

@@ -73,19 +73,17 @@ def test_a_run_that_is_killed_stopped_and_resumed_equals_an_uninterrupted_one(
     often += "from podracers.commands import train; train.command()"
     begin = ("--gin_file", config, "--run_dir", path)
     by_clock = ("--gin_bindings", "Experiment.checkpoint_period = None")
-    killed = processes.interrupt(
+    processes.interrupt(
         processes.spawn([sys.executable, "-c", often, *begin, *by_clock]),
         signal.SIGKILL,
         lambda: _steps(path) > 512 and _steps(path) % 512,  # evaluations save every 512 steps
     )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert _steps(path) % 512
     lines = processes.num_lines(path) + 4  # it is cut back to the checkpoint before it grows
     process = processes.start("train", "--run_dir", path, "--resume")
     stopped = processes.interrupt(
         process, signal.SIGINT, lambda: processes.num_lines(path) >= lines
     )
-    assert stopped.returncode == 0, stopped.stderr
     assert "Traceback" not in stopped.stderr
     steps = int(re.search(r"stopped at ([\d,]+) steps", stopped.stdout)[1].replace(",", ""))
     assert _steps(path) == steps and steps < 2560
@@ -94,7 +92,6 @@ def test_a_run_that_is_killed_stopped_and_resumed_equals_an_uninterrupted_one(
         *("train", "--run_dir", path, "--resume"),
         environment={"JAX_DEBUG_LOG_MODULES": "jax._src.compiler"},
     )
-    assert resumed.returncode == 0, resumed.stderr
     assert f"resuming from step {steps:,}" in resumed.stdout
     assert "Persistent compilation cache hit" in resumed.stderr
     assert re.findall(r"CACHE MISS for '(.*?)'", resumed.stderr) == []
@@ -111,9 +108,7 @@ def test_a_resumed_run_announces_changes_and_keeps_the_earlier_configuration(
     path = tmp_path / "run"
     shutil.copytree(reference, path)
     changes = ("TOTAL_STEPS = 2624", "PPO.entropy_cost = 0.01", "Experiment.keep_best = 2")
-    words = [word for change in changes for word in ("--gin_bindings", change)]
-    result = run(_HERE, "--run_dir", path, "--resume", *words)
-    assert result.returncode == 0, result.stderr
+    result = run(_HERE, "--run_dir", path, "--resume", "--gin_bindings", *changes)
     assert re.findall("changed: (.*)", result.stdout) == [
         "Experiment.keep_best: default -> 2",
         "Experiment.total_steps: 2560 -> 2624",
@@ -142,14 +137,12 @@ def test_a_run_without_a_directory_is_named_after_its_configuration(
     more.write_text("SEED = 5\nTOTAL_STEPS = 128\n")
     both = ("--gin_file", config, "--gin_file", more)
     population = ("--gin_bindings", "Anakin.population = 2")
-    result = run(_HERE, *both, *population)
-    assert result.returncode == 0, result.stderr
+    run(_HERE, *both, *population)
     (path,) = pathlib.Path("runs").iterdir()
     assert re.fullmatch(r"tiny-anakin-seeds5-6-\d{8}-\d{6}", path.name)
     # A resumed run takes other values.
     more.write_text("TOTAL_STEPS = 192\n")
-    resumed = run(_HERE, "--run_dir", path, "--resume", "--gin_file", more)
-    assert resumed.returncode == 0, resumed.stderr
+    run(_HERE, "--run_dir", path, "--resume", "--gin_file", more)
     assert json.loads((path / "summary.json").read_text())["updates"] == 3
 
 
@@ -161,10 +154,7 @@ def test_a_pipe_whose_reader_has_ended_ends_no_run(tmp_path, config):
     process.stdout.close()
     process.stderr.close()
     process.stdout = process.stderr = None  # for `communicate`
-    ended = processes.interrupt(
-        process, signal.SIGINT, lambda: processes.num_lines(tmp_path / "run") >= 1
-    )
-    assert ended.returncode == 0
+    processes.interrupt(process, signal.SIGINT, lambda: processes.num_lines(tmp_path / "run") >= 1)
     assert any((tmp_path / "run" / "checkpoints").glob("[1-9]*"))
 
 
@@ -172,7 +162,7 @@ def test_a_pipe_whose_reader_has_ended_ends_no_run(tmp_path, config):
 def test_a_terminal_that_closes_ends_a_run_in_order(tmp_path, config):
     """Its output has no reader any more, and fails."""
     words = ("--gin_file", config, "--run_dir", tmp_path / "run")
-    words += ("--gin_bindings", "TOTAL_STEPS = 10_000_000", "--gin_bindings", "SEED = 4")
+    words += ("--gin_bindings", "TOTAL_STEPS = 10_000_000", "SEED = 4")
     master, slave = os.openpty()
     process = processes.spawn(
         [sys.executable, "-c", _IN_TERMINAL, os.ttyname(slave), "scripts/train.py", *words],
@@ -184,7 +174,7 @@ def test_a_terminal_that_closes_ends_a_run_in_order(tmp_path, config):
         if select.select([master], [], [], 0.02)[0]:
             os.read(master, 2**16)
     os.close(master)
-    assert processes.finish(process).returncode == 0
+    processes.finish(process)
     step, _ = processes.final_state(tmp_path / "run")
     assert step == processes.log(tmp_path / "run")[-1]["step"]
 
@@ -215,7 +205,6 @@ class Kitchen(catch.Catch):
         ("plot", "--run_dir", "run", "--out", "ü.png"),
     ):
         ended = processes.run(script, *words, environment=ascii_only, cwd=tmp_path)
-        assert ended.returncode == 0, ended.stderr
         assert ended.stderr.count("Error") == 0
     assert "Geschäft" in (tmp_path / "run" / "config.gin").read_text("utf-8")
     assert (tmp_path / "ü.png").exists()
@@ -227,19 +216,18 @@ def test_checkpoints_elsewhere_outlive_the_run_directory(tmp_path, run):
     config, run_dir, kept = processes.config_file(tmp_path), tmp_path / "run", tmp_path / "kept"
     binding = ("--gin_bindings", f"Experiment.checkpoint_directory = '{kept}'")
     begin = ("--gin_file", config, "--run_dir", run_dir, "--resume_if_begun", *binding)
-    first = run(_HERE, *begin, "--gin_bindings", "TOTAL_STEPS = 1024")
-    assert first.returncode == 0, first.stderr
+    run(_HERE, *begin, "--gin_bindings", "TOTAL_STEPS = 1024")
     assert not (run_dir / "checkpoints").exists()
     evaluated = run("evaluate", "--run_dir", run_dir)
     assert "step 1,024: return" in evaluated.stdout, evaluated.stderr
-    other = run(_HERE, "--gin_file", config, "--run_dir", tmp_path / "other", *binding)
+    words = ("--gin_file", config, "--run_dir", tmp_path / "other", *binding)
+    other = run(_HERE, *words, code=2)
     processes.assert_mistake(other, f"'{kept}' is in use", "--resume")
     assert not (tmp_path / "other").exists()
     shutil.rmtree(run_dir)
     last = run(_HERE, *begin)
-    assert last.returncode == 0, last.stderr
     assert "resuming from step 1,024" in last.stdout
     assert processes.final_state(run_dir)[0] == 2560
     empty = f"Experiment.checkpoint_directory = '{tmp_path / 'empty'}'"
-    moved = run(_HERE, "--run_dir", run_dir, "--resume", "--gin_bindings", empty)
+    moved = run(_HERE, "--run_dir", run_dir, "--resume", "--gin_bindings", empty, code=2)
     processes.assert_mistake(moved, f"expected the checkpoints of '{kept}'")

@@ -14,9 +14,8 @@ from podracers.training import run as run_lib
 from tests import groups, processes
 
 SEBULBA = (
-    *("--gin_file", "gin/runners/sebulba.gin"),
-    *("--gin_bindings", "Sebulba.learner_devices = {devices}"),
-    *("--gin_bindings", "Sebulba.actor_devices = {devices}"),
+    *("--gin_file", "gin/runners/sebulba.gin", "--gin_bindings"),
+    *("Sebulba.learner_devices = {devices}", "Sebulba.actor_devices = {devices}"),
 )
 TIMES = ("time/", "idle/", "environment/")  # these metrics depend on the machine
 # 24 updates, because sums over fake devices of several processes are slow. A function adds a number
@@ -39,7 +38,7 @@ def _arguments(config: pathlib.Path, runner: str, num_devices: int) -> tuple[obj
     arguments = ("--gin_file", config, "--initial_run", config.parent / "initial")
     if runner == "sebulba":
         devices = str(tuple(range(num_devices)))
-        arguments += tuple(each.replace("{devices}", devices) for each in SEBULBA)
+        arguments += tuple(word.replace("{devices}", devices) for word in SEBULBA)
     return arguments
 
 
@@ -56,13 +55,12 @@ def _reference(tmp_path_factory):
 
     @functools.cache
     def run(runner: str) -> pathlib.Path:
-        result = processes.run(
+        processes.run(
             "train",
             *_arguments(config, runner, 4),
             *("--run_dir", folder / runner),
             environment=groups.environment(4),
         )
-        assert result.returncode == 0, result.stderr
         return folder / runner
 
     return run
@@ -96,8 +94,7 @@ def test_several_processes_learn_what_one_learns(reference, tmp_path):
     expected = reference("sebulba")
     shutil.copytree(expected.parent / "initial", tmp_path / "initial")
     started = groups.train(2, 2, *_arguments(config, "sebulba", 2), "--run_dir", run_dir)
-    lead, other = groups.finish(started)
-    assert lead.returncode == other.returncode == 0, lead.stderr + other.stderr
+    lead, other = groups.finish(started, (0, 0))
     assert "Results" in lead.stdout
     assert "4 x cpu" in lead.stdout
     assert "Results" not in other.stdout
@@ -121,8 +118,7 @@ def test_a_signal_to_any_process_stops_all_and_any_number_resumes(reference, tmp
     started = groups.train(2, 2, *_arguments(config, "anakin", 2), *begun)
     _wait_for(3, run_dir, started)
     started[1].send_signal(signal.SIGUSR1)
-    lead, other = groups.finish(started)
-    assert lead.returncode == other.returncode == 0, lead.stderr + other.stderr
+    lead, _ = groups.finish(started, (0, 0))
     assert "continue with --resume" in lead.stdout
     stopped = processes.num_lines(run_dir)
     shutil.rmtree(tmp_path / "initial")  # a resumed run does not read it
@@ -139,10 +135,7 @@ def test_a_signal_to_any_process_stops_all_and_any_number_resumes(reference, tmp
         assert "Traceback" not in result.stderr
     assert processes.num_lines(run_dir) < NUM_LINES
 
-    last = processes.run(
-        "train", "--run_dir", run_dir, "--resume", environment=groups.environment(1)
-    )
-    assert last.returncode == 0, last.stderr
+    processes.run("train", "--run_dir", run_dir, "--resume", environment=groups.environment(1))
     _assert_same(run_dir, expected)
     assert (tmp_path / "shared").exists() and not (run_dir / "checkpoints").exists()
 
@@ -153,8 +146,7 @@ def test_processes_that_do_not_see_the_same_files_are_refused(tmp_path):
     for folder in folders:
         folder.mkdir()
     words = ("--gin_file", config, "--run_dir", "run")
-    for result in groups.finish(groups.train(2, 1, *words, folders=folders)):
-        assert result.returncode == 2, result.stderr
+    for result in groups.finish(groups.train(2, 1, *words, folders=folders), (2, 2)):
         assert result.stderr.count("process 1 does not see the files of process 0") == 1
         assert "Traceback" not in result.stderr
     assert not list((folders[0] / "run").iterdir())  # another attempt can have the name

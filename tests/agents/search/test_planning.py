@@ -262,7 +262,7 @@ def test_actions_are_the_searchs_best_after_the_first_moves_of_an_episode(name):
     timestep = jax.tree.map(lambda x: jnp.repeat(x, 6, axis=0), networks.zero_timestep(agent.spec))
     begins = jnp.arange(6) % 3 == 2
     timestep = timestep._replace(step_type=jnp.where(begins, types.FIRST, types.MID))
-    params = agent.actor_params(agent.init_learner(jax.random.key(0)))
+    params = agent.actor_params(experience.zeros(agent))
     key = jax.random.split(jax.random.key(0), 6)
     with mock.patch.object(tree_search.Search, "run", run):
         _, after, _ = agent.act(params, core, timestep, key)

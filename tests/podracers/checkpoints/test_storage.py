@@ -16,11 +16,6 @@ _OPTION = "Experiment.checkpoint_directory"
 
 
 def test_places():
-    for place in ("runs/a", "gs://", "gs://bucket", "gs://bucket/", "s3://a/b", 3):
-        with pytest.raises(
-            errors.UserError, match=f"^{_OPTION}: expected an absolute path, or gs:"
-        ):
-            storage.check(_OPTION, place)
     for place in ("/mnt/runs/a", "gs://bucket/a", "gs://bucket/a/b/"):
         storage.check(_OPTION, place)
         assert os.fspath(storage.path(place)) == place.rstrip("/")
@@ -61,13 +56,6 @@ def test_a_folder_has_the_checkpoints_of_one_run(tmp_path):
     assert storage.require_shared(_OPTION, place, None)
     with pytest.raises(errors.UserError, match=r"is in use \(it contains '10'\).*--resume"):
         storage.require_shared(_OPTION, place, resume=False)
-
-
-def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(errors.UserError, match="cannot be written: Not a directory") as caught:
-        storage.require_shared(_OPTION, tmp_path / "file" / "checkpoints", resume=False)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow

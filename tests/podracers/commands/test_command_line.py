@@ -12,29 +12,7 @@ from podracers import errors, leaks
 from podracers.commands import command_line
 from tests import processes
 
-MY_AGENT = """
-import dataclasses
-
-import jax.numpy as jnp
-
-from agents import ppo
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class MyAgent(ppo.PPO):
-    def loss(self, params, minibatch, context):
-        return jnp.zeros(5) + jnp.zeros(3)  # the mistake
-"""
-SHAPES = "TypeError: add got incompatible shapes for broadcasting: (5,), (3,)."
-CONFIG = """
-import my_agent
-experiment.Experiment.agent = @my_agent.MyAgent
-"""
-
-
-_LINE = next(n for n, line in enumerate(MY_AGENT.splitlines(), 1) if "the mistake" in line)
 _KEPT = jax.errors.UnexpectedTracerError("created on line /mine.py:3:20 (table).")
-_LAST = rf".*my_agent\.py:{_LINE} in loss: {re.escape(SHAPES)}"
 
 
 @pytest.mark.parametrize(
@@ -50,30 +28,6 @@ _LAST = rf".*my_agent\.py:{_LINE} in loss: {re.escape(SHAPES)}"
 def test_known_causes_get_one_line(error, code, report):
     end = command_line.ending(error)
     assert (end.code, end.report) == (code, report)
-
-
-PPO = ["--gin_file", "catch_ppo.gin"]
-
-
-@pytest.mark.parametrize(
-    ("files", "words", "hint"),
-    [
-        ([], ["--seed", "3"], "'SEED = 3'"),
-        (PPO, ["--entropy_cost=0.1", "--seed", "3"], "'PPO.entropy_cost = 0.1'"),
-        (PPO, ["--num_env", "4"], "'NUM_ENVS = 4'"),
-        (PPO, ["--Total_steps"], "'TOTAL_STEPS = VALUE'"),
-        (PPO, ["--colour", "red"], None),
-    ],
-)
-def test_an_unknown_option_names_the_binding_that_is_meant(files, words, hint):
-    parser = command_line.Parser()
-    plain = f"unrecognized arguments: {re.escape(' '.join(words))}"
-    with pytest.raises(errors.UserError, match=rf"^{plain} \(see --help\)$"):
-        parser.parse_args(words)
-    parser.add_experiment()
-    full = rf"; did you mean --gin_bindings {re.escape(hint)}\?" if hint else ""
-    with pytest.raises(errors.UserError, match=rf"^{plain}{full} \(see --help\)$"):
-        parser.parse_args([*files, *words])
 
 
 def test_values_follow_one_flag_or_repeat_it():
@@ -120,7 +74,6 @@ command_line.run(main)
         shell = ("sh", "-c", f'exec "$0" -c "$1" {redirections}', sys.executable, program)
         started = processes.spawn(shell, cwd=tmp_path, environment={"PYTHONPATH": processes.ROOT})
         ended = processes.finish(started)
-        assert ended.returncode == 0, ended.stderr
         assert ended.stdout.count("nobody") == 2 * (" >&-" not in redirections)
         assert ended.stderr.count("nobody") == 2 * ("2>&-" not in redirections)
         assert (tmp_path / "file").read_text() == "0\n"
@@ -161,20 +114,6 @@ def test_memory_that_a_device_lacks_gets_one_line():
     end = command_line.ending(raised.value)
     assert end.code == 1
     assert end.report.startswith("failed: out of memory: ") and "\n" not in end.report
-
-
-@pytest.mark.slow
-def test_training_ends_with_the_line_of_a_bug(tmp_path):
-    (tmp_path / "my_agent.py").write_text(MY_AGENT)
-    file = processes.config_file(tmp_path, CONFIG)
-    (tmp_path / "agents.py").touch()  # hides no package of the project
-    arguments = ("--gin_file", file, "--run_dir", tmp_path / "run")
-    ended = processes.run("train", *arguments, cwd=tmp_path)
-    assert ended.returncode == 1
-    report = ended.stderr.splitlines()
-    assert report[0] == "Traceback (most recent call last):"
-    assert re.fullmatch(_LAST, report[-1])
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_cpu_is_refused_where_the_machine_shows_an_accelerator(tmp_path):

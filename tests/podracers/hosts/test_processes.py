@@ -126,24 +126,6 @@ assert distributed.all_gather(process) == [0, 1]
 
 
 @pytest.mark.slow
-def test_a_process_that_is_lost_ends_those_that_wait_for_it_in_a_program():
-    results = _run(
-        """
-begin()
-distributed.any_process(False)
-if process == 1:
-    die()
-distributed.any_process(False)
-""",
-        count=3,
-    )
-    for result in (results[0], results[2]):
-        assert result.returncode == 1, result.stderr
-        assert "failed: process 1 was lost: it closed its connection" in result.stderr
-        assert "Traceback" not in result.stderr
-
-
-@pytest.mark.slow
 def test_process_0_that_is_lost_while_jax_starts_ends_the_others():
     """The others are in a call of JAX that waits for all processes for minutes."""
     _, result = _run("if process == 0:\n    jax.distributed.initialize = die\nbegin()")
@@ -174,28 +156,6 @@ else:
     )
     for result in results:
         assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (("host:1", None, None), "need all of --coordinator"),
-        (("host", 2, 0), "expected HOST:PORT"),
-        (("[::1]:1", 2, 0), "IPv4"),
-        (("host:99999", 2, 0), "expected HOST:PORT"),
-        (("a..b:1", 2, 0), "expected HOST:PORT"),
-        (("host:1", 2, 2), "expected a number from 0 to 1"),
-    ],
-)
-def test_invalid_groups_are_user_errors(given, words):
-    with pytest.raises(errors.UserError, match=words):
-        processes.Group(*given)
-
-
-@pytest.mark.parametrize("timeout", [0.0, float("nan"), float("inf")])
-def test_invalid_timeouts_are_user_errors(timeout):
-    with pytest.raises(errors.UserError, match=r"--peer_timeout"):
-        processes.initialize(processes.Group("127.0.0.1:1", 2, 0), timeout)
 
 
 @pytest.mark.parametrize(

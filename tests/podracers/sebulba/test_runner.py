@@ -1,7 +1,6 @@
 """Tests of failures under Sebulba: the run ends in time, with the first cause and no threads."""
 
 import re
-import sys
 import time
 import traceback
 
@@ -51,24 +50,6 @@ def _made(shared):
     assert pipeline.abandoned() == []
     assert all(host.closed for host in factory.made)
     factory.set()
-
-
-SCRIPT = """
-from agents import ppo
-from environments import catch
-from podracers import sebulba
-
-environment = catch.Catch()
-agent = ppo.PPO(spec=environment.spec, learning_rate=1e-3)
-runner = sebulba.Sebulba(agent=agent, environment=environment, num_envs=16, rollout_length=8)
-state, report = runner.step(runner.init(0), 3)
-"""
-
-
-@pytest.mark.slow
-def test_a_script_may_end_without_closing_its_runner():
-    running = [processes.spawn([sys.executable, "-c", SCRIPT]) for _ in range(4)]
-    assert [processes.finish(process).returncode for process in running] == [0] * 4
 
 
 def test_one_stream_is_not_split_on_an_accelerator():

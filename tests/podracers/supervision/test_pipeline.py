@@ -292,9 +292,8 @@ def test_a_call_returns_the_result_or_raises_and_one_that_hangs_or_is_stopped_is
     [pytest.param(x, marks=[pytest.mark.slow] * ("1 / 0" not in x)) for x in ENDINGS],
 )
 def test_the_end_of_the_interpreter_ends_workers_in_jax(ending):
-    result = processes.finish(processes.spawn([sys.executable, "-c", PROGRAM + ending]))
     code, last = ENDINGS[ending]
-    assert result.returncode == code, result.stderr
+    result = processes.finish(processes.spawn([sys.executable, "-c", PROGRAM + ending]), code)
     assert (result.stderr.splitlines() or [""])[-1].endswith(last)
 
 

@@ -67,7 +67,7 @@ def _start(body):
 def _ended():
     """All programs, which run at the same time: `ended[name]`."""
     started = {name: _start(body) for name, body in BODIES.items()}
-    return {name: processes.finish(process) for name, process in started.items()}
+    return {name: processes.finish(process, None) for name, process in started.items()}
 
 
 @pytest.mark.parametrize("name", ["hang", "slow exit", "hang with handlers"])

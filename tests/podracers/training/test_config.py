@@ -1,4 +1,4 @@
-"""Reading gin: precedence, unused bindings, and the message of each mistake."""
+"""Reading gin: names, precedence and unused bindings; `test_mistakes.py` has the messages."""
 
 import dataclasses
 import re
@@ -38,227 +38,10 @@ def write(tmp_path):
 
 
 def _message(files, bindings=()):
-    """Returns the one line with which an experiment is refused, before anything is written."""
+    """Returns the message with which an experiment is refused."""
     with pytest.raises(errors.UserError) as raised:
-        loaded = experiment.load(list(map(str, files)), bindings)
-        experiment.check(loaded.build(), loaded.seed)
-    assert raised.value.exit_code == 2
-    assert "\n" not in str(raised.value)
+        experiment.load(list(map(str, files)), bindings).build()
     return str(raised.value)
-
-
-_SEBULBA = "RUNNER = @Sebulba\nSebulba."
-_MEMBERS = "Anakin.population = 4\nAnakin.population_values = "
-_PBT = f"Anakin.pbt_period = 2\n{_MEMBERS}{{'gamma': (0.5, 0.9)}}\nAnakin.pbt_ranges = "
-# Bindings, and words of the message: the option, and the nearest name or the bad value.
-MISTAKES = {
-    # Names that do not exist.
-    "Experiment.environment = @catch.Cach": ("@catch.Cach'", "'catch.Catch'"),
-    "Experiment.environment = @CartPol": ("@CartPol'", "'CartPole'"),
-    "Experiment.agent = @elsewhere.Agent": ("@elsewhere.Agent'",),
-    "PP.gamma = 0.9": ("'PP'", "'PPO'"),
-    "PPO.gama = 0.9": ("'PPO'", "'gama'", "'gamma'"),
-    # Arguments that the experiment passes.
-    "PPO.spec = 3": ("'PPO.spec'", "the caller of agents.ppo.PPO"),
-    "PPO.optimizer = @optax.sgd\nsgd.learning_rate = 0.1": ("'sgd.learning_rate'", "the caller of"),
-    "Experiment.agent = @DQN\nDQN.network = @x/q_network\nx/q_network.num_actions = 1": (
-        "'q_network.num_actions'",
-    ),
-    # Bindings that nothing uses, and macros without a value.
-    "cartpole.CartPole.max_episode_steps = 3": ("'CartPole.max_episode_steps'", "Catch"),
-    "Sebulba.lag = 0": ("'Sebulba.lag'", "Anakin"),
-    "foo/PPO.gamma = 0.5": ("'foo/PPO.gamma'",),
-    "TOTAL_STEP = 3": ("'TOTAL_STEP'", "'TOTAL_STEPS'"),
-    "gamma = 3": ("'gamma'", "'PPO.gamma'"),
-    "PPO.gamma = %SED": ("%SED", "'SEED'"),
-    # What is no binding.
-    "SEED": ("binding 'SEED'", "name.parameter = value"),
-    "SEED =": ("binding 'SEED ='",),
-    "PPO.head = gaussian": ("binding", "'gaussian'", "quotes"),
-    # Circles.
-    "A = %B\nB = %A\nSEED = %A": ("%A -> %B -> %A",),
-    "actor_critic.encoder = @MLP()\nMLP.hidden_sizes = %A\nA = [1, {'x': (%A,)}]": ("%A -> %A",),
-    "actor_critic.encoder = @x/MLP()\nMLP.hidden_sizes = @x/MLP()": ("@x/MLP() -> @x/MLP()",),
-    # Values of a wrong type, in dataclasses, Flax modules and functions.
-    "PPO.gamma = '0.9'": ("PPO.gamma", "float", "'0.9'"),
-    "PPO.gamma = True": ("PPO.gamma", "True"),
-    "PPO.gamma = @encoders.CNN": ("PPO.gamma: expected float, got the class agents.networks.enc",),
-    "PPO.network = 3": ("PPO.network", "Callable"),
-    "Experiment.agent = @SAC\nSAC.network = @actor_critic": ("SAC.network", "SACNetwork"),
-    "actor_critic.encoder = 'MLP'": ("actor_critic.encoder", "Module", "'MLP'"),
-    "actor_critic.encoder = @cores.LSTM()": ("PPO.network", "encoder = ", "cores.LSTM"),
-    "actor_critic.core = @encoders.MLP()": ("PPO.network", "core = agents.networks.encoders.MLP"),
-    "actor_critic.frame_stack = 100000": ("PPO.network", "frame_stack", "up to 256"),
-    "actor_critic.initial_std = 0.0": ("PPO.network", "initial_std: expected a positive number"),
-    "actor_critic.critic_keys = ('state',)": (
-        "critic_keys: expected None, because Catch observes one array, got ('state',)",
-    ),
-    "actor_critic.encoder = @MLP()\nMLP.hidden_sizes = (64, 'x')": ("MLP.hidden_sizes", "'x'"),
-    "PPO.network = @networks.q_network": ("PPO.network = @agents.networks", "q_network", "int"),
-    "Experiment.agent = @PQN\nPQN.network = @q_network\nq_network.num_atoms = 7": (
-        "network",
-        "[B, A]",
-        "(2, 3, 7)",
-    ),
-    "PPO.network = @encoders.MLP": ("PPO.network", "encoders.MLP: expected a Network"),
-    "Experiment.agent = @DQN\nDQN.network = @actor_critic": ("DQN.network", "actor_critic.head"),
-    "Experiment.agent = @MuZero\nMuZero.search = @catch.Catch": ("MuZero.search", "a Search"),
-    "Experiment.seed = @time.time()": ("Experiment.seed", "expected int"),
-    # References with and without parentheses.
-    "Experiment.agent = @impala.IMPALA()": ("@IMPALA(): ", "without parentheses"),
-    "Experiment.environment = @catch.Catch()": ("; write `@Catch`, without parentheses",),
-    "PPO.network = @networks.actor_critic()": ("@actor_critic(): ", "without parentheses"),
-    "PPO.network = @encoders.CNN()": ("PPO.network", "encoders.CNN; write `@CNN`, without"),
-    "actor_critic.encoder = @encoders.CNN": (
-        "encoder: expected Module | None, got the class agents.networks.encoders.CNN; write "
-        "`@CNN()`, with parentheses",
-    ),
-    # Bounds, and numbers that devices cannot hold.
-    "Catch.rows = 1": ("Catch.rows", "at least 2"),
-    "Catch.rows = 2147483647": ("Catch.rows", "up to 256"),
-    "SEED = 2147483648": ("Experiment.seed",),
-    "PPO.gamma = 1.5": ("PPO.gamma", "1.5"),
-    "PPO.reward_clip = 2147483648": ("PPO.reward_clip", "beyond int32; write a float with"),
-    f"NUM_ENVS = {10**18}": ("Anakin.num_envs",),
-    "PPO.adam_epsilon = 1e300": ("PPO.adam_epsilon", "up to 1000"),
-    "PPO.num_minibatches = 7": ("num_minibatches = 7", "8 steps", "use 1, 2, 4, 8"),
-    "NUM_ENVS = 200000000": ("GB on each of 4 cpu devices",),
-    "ROLLOUT_LENGTH = 1000000000": ("Anakin.steps_per_update",),
-    "Experiment.checkpoint_directory = 'kept'": ("an absolute path, or gs://BUCKET",),
-    "TOTAL_STEPS = 1e30": ("Experiment.total_steps", "updates"),
-    "Experiment.profile_update = 1_000_000": ("Experiment.profile_update", "less than"),
-    "TOTAL_STEPS = 1e999": ("Experiment.total_steps", "inf"),
-    # Options of runs.
-    "TOTAL_STEPS = 0": ("Experiment.total_steps", "got 0"),
-    "TOTAL_STEPS = 1.5": ("Experiment.total_steps", "got 1.5"),
-    "Experiment.keep_latest = None": ("Experiment.keep_latest", "got None"),
-    "Experiment.log_period = True": ("Experiment.log_period", "got True"),
-    "Experiment.evaluation_max_steps = -5": ("Experiment.evaluation_max_steps", "got -5"),
-    "Experiment.evaluation_episodes = 0": ("Experiment.evaluation_episodes", "got 0"),
-    "Experiment.greedy_evaluation_episodes = 1_000_001": ("greedy_eva", "up to 1000000"),
-    "Experiment.checkpoint_replay = 'no'": ("Experiment.checkpoint_replay", "got 'no'"),
-    "Experiment.compute_dtype = 'bfloat1'": ("Experiment.compute_dtype", "'bfloat16'"),
-    "Experiment.matmul_precision = 'higest'": ("Experiment.matmul_precision", "'highest'"),
-    "Experiment.tracker = @WeightsAndBiases": ("Experiment.tracker", "expected WeightsAndBiases"),
-    "Experiment.tracker = @WeightsAndBiases()\nWeightsAndBiases.mode = 'ofline'": (
-        "WeightsAndBiases.mode: ",
-        "'offline'",
-    ),
-    # Parts of another kind.
-    "RUNNER = (@Anakin, @Anakin, @Anakin)": ("Experiment.runner", "expected Callable"),
-    "RUNNER = @catch.Catch": ("Catch", "'agent'"),
-    "Experiment.agent = @catch.Catch": ("Catch", "'spec'"),
-    "Experiment.environment = @ppo.PPO": ("PPO", "missing", "'spec'"),
-    "Experiment.environment = @time.time": ("expected Environment, got time.time", "reset, spec"),
-    "RUNNER = @Anakin\nExperiment.environment = @EnvPool\nEnvPool.task_id = 'CartPole-v1'": (
-        "--runner sebulba",
-    ),
-    # Devices and streams.
-    "NUM_ENVS = 6": ("Anakin.num_envs = 6 does not divide over 4 devices: use 4 or 8",),
-    "NUM_ENVS = 3": ("Anakin.num_envs = 3 does not divide over 4 devices: use 4, or",),
-    "Anakin.num_devices = 5": ("Anakin.num_devices = 5: 1 process(es) have 4",),
-    "Anakin.num_devices = 0": ("Anakin.num_devices: expected",),
-    "ROLLOUT_LENGTH = 2.5": ("Anakin.rollout_length: expected",),
-    "Anakin.reset_batch = 0": ("Anakin.reset_batch: expected",),
-    "Anakin.reset_batch = 'Auto'": ("Anakin.reset_batch: got 'Auto'", "'auto'"),
-    "Anakin.steps_per_pass = 0": ("Anakin.steps_per_pass: expected",),
-    f"{_SEBULBA}actor_devices = (0, 4)": ("actor_devices: ", "4 devices, 0 to 3, got (0, 4)"),
-    f"{_SEBULBA}actor_devices = ()": ("actor_devices: ", "got ()"),
-    f"{_SEBULBA}learner_devices = (-1,)": ("learner_devices: ", "got (-1,)"),
-    f"{_SEBULBA}learner_devices = (1, 1)": ("names a device twice",),
-    f"{_SEBULBA}actor_devices = (0, 1, 2)\nSebulba.learner_devices = (0, 3)": (
-        "3 actors cannot feed 2 learner devices",
-    ),
-    f"{_SEBULBA}actor_devices = (0,)\nSebulba.batches_per_actor = 2\nNUM_ENVS = 32": (
-        "32 does not divide over 1 actors",
-        "use 30 or 36",
-    ),
-    f"{_SEBULBA}batches_per_actor = 2\nNUM_ENVS = 1": ("1 does not divide", "use 2"),
-    f"{_SEBULBA}lag = -1": ("Sebulba.lag", "got -1"),
-    f"{_SEBULBA}timeout = 0": ("Sebulba.timeout", "got 0"),
-    # Populations.
-    "Anakin.population = 0": ("Anakin.population: expected",),
-    "Anakin.population_values = {'gamma': (1.0,)}": ("expected Anakin.population to be more",),
-    f"{_MEMBERS}(1.0, 2.0)": ("expected numbers by option",),
-    f"{_MEMBERS}{{'gama': (1.0,)}}": ("no option 'gama' that is a float; did you mean 'gamma'?",),
-    f"{_MEMBERS}{{'DQN.gamma': (1.0,)}}": ("PPO has no option 'DQN.gamma'",),
-    f"{_MEMBERS}{{'epochs': (1, 2)}}": ("no option 'epochs' that is a float",),
-    f"{_MEMBERS}{{'gamma': 1.0}}": ("a number for each of 4 members",),
-    f"{_MEMBERS}{{'gamma': (1.0, True)}}": ("a number for each of 4 members",),
-    f"{_MEMBERS}{{'gamma': (1.0, 1e999)}}": ("a number for each of 4 members",),
-    f"{_MEMBERS}{{'gamma': (1.0, 0.9, 0.8)}}": ("a number for each of 4 members",),
-    f"{_MEMBERS}{{'learning_rate': (1.0, -1.0)}}": ("PPO.learning_rate: expected a positive",),
-    "Anakin.pbt_period = 2\nAnakin.population = 4": ("expected Anakin.population_values",),
-    f"{_PBT}{{'gamma': (0.5, 1.0)}}\nAnakin.population = 2": ("population of at least 4", "and 2"),
-    f"{_PBT}{{}}": ("Anakin.pbt_ranges: expected a range of 'gamma', got {}",),
-    f"{_PBT}(0.5, 1.0)": ("Anakin.pbt_ranges: expected numbers by option",),
-    f"{_PBT}{{'gamma': (0.5, 1.0), 'gama': (0.5, 1.0)}}": ("did you mean 'gamma'?",),
-    f"{_PBT}{{'gamma': (0.5, 1.0), 'learning_rate': (0.5, 1.0)}}": (
-        "no values of 'learning_rate'",
-    ),
-    f"{_PBT}{{'gamma': (0.6, 1.0)}}": ("around (0.5, 0.9, 0.5, 0.9), got (0.6, 1.0)",),
-    f"{_PBT}{{'gamma': 0.6}}": ("the lowest and the highest value",),
-    f"{_PBT}{{'gamma': (0.5, 1.5)}}": ("PPO.gamma: expected",),
-    f"{_MEMBERS}{{}}\nAnakin.pbt_ranges = {{'gamma': (0.5, 1.0)}}": ("expected Anakin.pbt_period",),
-    # Runs in which no gradient step would change the parameters.
-    "Experiment.agent = @DQN\nDQN.min_replay = 2561": ("total_steps", "at least 2,624", "DQN.min_"),
-    "Experiment.agent = @SAC\nSAC.replay_ratio = 0.01\nSAC.batch_size = 64": (
-        "Experiment.total_steps: expected at least 6,400",
-        "SAC.replay_ratio = 0.01",
-    ),
-    "Experiment.agent = @MuZero\nMuZero.unroll_steps = 400\nMuZero.min_replay = 1": (
-        "Experiment.total_steps: expected at least 3,264",
-        "sequences of 406",
-    ),
-    "Experiment.agent = @R2D2\nR2D2.anneal_steps = 1024": (
-        "R2D2.anneal_steps: expected at least 1,025, got 1,024",
-        "R2D2.min_replay = 1000",
-    ),
-    "NUM_ENVS = 1\nROLLOUT_LENGTH = 1\nPPO.num_minibatches = 1\nAnakin.num_devices = 1": (
-        "PPO.normalize_advantages",
-        "one transition",
-    ),
-}
-
-
-@pytest.mark.parametrize("bindings", MISTAKES)
-def test_mistakes_in_bindings(tiny, bindings):
-    message = _message([tiny], bindings.split("\n"))
-    for words in MISTAKES[bindings]:
-        assert words in message
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("ppo.PPO.gamma = = 3", "Unable to parse value"),
-        ("ppo.PPO.gamma = high", "'high'"),
-        ("ppo.PPO.gama = 3", "'gamma'"),
-        ("ppo.PP.gamma = 3", "'ppo.PPO'"),
-        ("envpool.EnvPool.rows = 3", "'envpool' was not provided by an import"),
-        ("from environments import cach", "'environments.catch'"),
-        ("from my_lab import corridors", "'my_lab' (is it in the working directory or on"),
-        ("include 'gin/agents/pp.gin'", "'gin/agents/ppo.gin'"),
-    ],
-)
-def test_mistakes_in_files_are_found_at_their_line(write, content, words):
-    file = write(content)
-    for path in (file, write(f"include '{file}'", "outer")):
-        found = _message([path])
-        assert found.startswith(f"{file}:{len(IMPORTS.splitlines()) + 1}: ")
-        assert words in found
-
-
-def test_missing_files_and_values(caplog, tmp_path):
-    assert "'gin/agents/ppo.gin'" in _message(["gin/agents/pp.gin"])
-    assert "'cartpole_ppo.gin'" in _message(["cartpole_pp.gin"])
-    assert "there is no gin file" in _message(["a" * 5_000])
-    (tmp_path / "bare.gin").write_text("tabular_a2c.TabularA2C.gamma = 1.0\n")
-    assert "dynamic_registration" in _message([tmp_path / "bare.gin"])
-    assert not caplog.records  # gin logs errors of its own
-    found = _message(["gin/agents/ppo.gin", "gin/environments/catch.gin"], ["TOTAL_STEPS = 1"])
-    assert "'runner', 'seed', and 'total_steps'" in found
-    assert "nothing binds Experiment" in _message(["gin/runners/anakin.gin"])
 
 
 def test_files_that_include_one_another(tiny, tmp_path, monkeypatch):
@@ -273,8 +56,6 @@ def test_files_that_include_one_another(tiny, tmp_path, monkeypatch):
 
 def test_files_are_utf8(tiny, tmp_path):
     file = tmp_path / "mine.gin"
-    file.write_bytes(b"\x7fELF\x02\x00\xff")
-    assert f"{file}: 'utf-8' codec can't decode" in _message([tiny, file])
     file.write_text("SEED = 9  # \u00e9\n", encoding="utf-8-sig")
     assert experiment.load([tiny, str(file)], []).seed == 9
 
@@ -442,20 +223,6 @@ def test_classes_of_scripts_and_notebooks_may_be_defined_anew(tiny, monkeypatch)
         assert (agent.cost, agent.gamma, agent.epochs) == (cost, 0.5, 1)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("cartpole.CartPole.max_episode_steps = 3", "'CartPole.max_episode_steps'"),
-        ("SED = 3  # %SED", "'SED'"),
-        ("sebulba.Sebulba.lagg = 0", "'lag'"),
-        ("x/ppo.PPO.gamma = 0.5", "'x/PPO.gamma'"),
-        ("x/sebulba.Sebulba.lag = 0", "'x/Sebulba.lag'"),
-    ],
-)
-def test_a_file_with_options_that_no_file_chose(tiny, write, content, words):
-    assert words in _message([write(f"include '{tiny}'\n{content}")])
-
-
 MY_PARTS = """
 import typing
 from environments import catch
@@ -507,10 +274,6 @@ SIZES = (%SIZE, 32)
         "critic/Head.size": 64,
     }
     assert str(values["Agent.options"]) == "{'sizes': (64, 32), 'head': critic/Head}"
-    for mistake in ("x.X.y =", "\x00\x01", "x.X.y = (1,"):
-        with pytest.raises(errors.UserError, match=r"^runs/a/config\.gin") as caught:
-            config.read(mistake, "runs/a/config.gin")
-        assert "\n" not in str(caught.value)
 
 
 def test_other_code_is_what_leads_out_of_the_public_parts_of_this_project():

@@ -1,14 +1,11 @@
-"""Experiments: building their parts, choosing the runner, and refusing parts that do not fit."""
+"""Experiments: building their parts, and choosing the runner."""
 
 import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
-import optax
 import pytest
 
-from agents import networks, ppo
 from environments import cartpole, catch, envpool, randomized
 from podracers import anakin, errors, sebulba
 from podracers import contract as contract_lib
@@ -144,61 +141,14 @@ def test_agents_without_a_greedy_option_have_one_evaluation(tiny):
         assert dataclasses.replace(tiny, agent=agent).build().greedy_evaluator is None
 
 
-class Shapeless(catch.Catch):
-    """Returns a reward that is not a scalar."""
-
-    def step(self, state, action):
-        state, timestep = super().step(state, action)
-        return state, timestep._replace(reward=jnp.zeros((2,)))
-
-
 class Broken(catch.Catch):
-    """Has a bug."""
-
     def step(self, state, action):
         return state.velocity
 
 
-class Leaking(catch.Catch):
-    """Keeps an array that JAX traced."""
-
-    @functools.cached_property
-    def scale(self):
-        return jnp.ones(()) * 2
-
-    def step(self, state, action):
-        state, timestep = super().step(state, action)
-        return state, timestep._replace(reward=timestep.reward * self.scale)
-
-
-def _leaking(spec):
-    class Own(ppo.PPO):
-        _optimizer = functools.cached_property(lambda self: optax.sgd(jnp.ones(()) * 2))
-
-    return Own(spec)
-
-
-def _values(spec):
-    return ppo.PPO(spec, network=lambda spec, head: networks.q_network(spec, head.num_outputs))
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        (
-            {"environment": Shapeless},
-            errors.UserError,
-            r"^environment Catch \(tests\..*Shapeless\): .*reward",
-        ),
-        ({"environment": Leaking}, errors.UserError, "Leaking.scale keeps an array of a JAX trace"),
-        ({"agent": _leaking}, errors.UserError, "Own._optimizer keeps an array of a JAX trace"),
-        ({"agent": _values}, errors.UserError, "network: expected an ActorCriticOutput"),
-        ({"environment": Broken}, AttributeError, "velocity"),  # with its traceback
-    ],
-)
-def test_parts_that_do_not_fit_are_found_by_tracing(tiny, change, error, message):
-    with pytest.raises(error, match=message):
-        experiment.check(dataclasses.replace(tiny, **change).build(), 0)
+def test_a_bug_of_a_part_is_found_by_tracing_and_keeps_its_traceback(tiny):
+    with pytest.raises(AttributeError, match="velocity"):
+        experiment.check(dataclasses.replace(tiny, environment=Broken).build(), 0)
 
 
 def test_an_experiment_keeps_its_configuration_when_another_is_loaded(tmp_path):

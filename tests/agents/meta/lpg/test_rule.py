@@ -66,7 +66,7 @@ def test_the_last_state_is_an_input_after_a_truncation_alone(targets):
 
 def test_a_rule_without_predictions_ignores_them():
     blind = rule_lib.Rule(hidden_size=8, prediction_size=SIZE, sees_predictions=False)
-    params, window = blind.init(jax.random.key(0)), _window()
+    params, window = jax.jit(blind.init)(jax.random.key(0)), _window()
     uniform = np.full_like(window.prediction, 1.0 / SIZE)
     targets = jax.jit(blind.targets)
     before = targets(params, window)

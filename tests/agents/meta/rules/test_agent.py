@@ -119,7 +119,7 @@ def test_the_first_rollout_is_learnt_with_its_own_statistics():
 
 
 def test_a_file_restores_the_rule(tmp_path):
-    params = RULE.init(jax.random.key(3))
+    params = jax.jit(RULE.init)(jax.random.key(3))
     path = tmp_path / "rule.npz"
     rule_file.save(path, RULE, params)
     rule, loaded = rule_file.load(path)
