@@ -121,20 +121,11 @@ class Run:
             exits.push(_closing(directory.lock.release))
             self._compiler = futures.ThreadPoolExecutor(1, "compiler")
             exits.callback(self._compiler.shutdown, wait=False, cancel_futures=True)
-            self._compile_update()
+            if not resume:
+                self._compile_update()
             initial_state = self._compiler.submit(runner.init, experiment.seed)
             self._compiled_evaluation: futures.Future[None] | None = None
-            # Late, because their libraries take 0.6 s: orbax, TensorBoard and rich.
-            from podracers.checkpoints import checkpoint  # noqa: PLC0415
-            from podracers.training import displays  # noqa: PLC0415
-
-            self._displays = displays
-            self._checkpointer = checkpoint.Checkpointer(
-                directory.checkpoints,
-                experiment.keep_latest,
-                experiment.keep_best,
-                replay=experiment.checkpoint_replay,
-            )
+            self._import_and_open()
             exits.push(_closing(self._checkpointer.close))
             exits.push(_closing(runner.close))
             for line in runner.describe():
@@ -143,15 +134,31 @@ class Run:
                 self._print_line("evaluations: in the environment's evaluation_environment")
             self._print_line(self._schedule())
             self._state = initial_state.result()
+            del initial_state  # it holds the state, and a restored one needs its memory
             if resume and self._restore():
                 pass
             elif initial := initial or initial_run.load(experiment, parts):
                 self._state = initial_run.begin(initial, parts, self._state)
                 self._origin = {"initial_run": {"path": initial.path, "step": initial.step}}
                 self._print_line(f"beginning with {initial.path}, step {initial.step:,}")
+            if resume:  # now, because a checkpoint may have been refused
+                self._compile_update()
             self._exits = exits.pop_all()
         # Read now: the checkout may be at another commit by the end of the run.
         self._provenance = summary_lib.provenance()
+
+    def _import_and_open(self) -> None:
+        """Opens the checkpoints; imports orbax, TensorBoard and rich (0.6 s) while XLA compiles."""
+        from podracers.checkpoints import checkpoint  # noqa: PLC0415
+        from podracers.training import displays  # noqa: PLC0415
+
+        self._displays, options = displays, self._experiment
+        self._checkpointer = checkpoint.Checkpointer(
+            self._directory.checkpoints,
+            options.keep_latest,
+            options.keep_best,
+            replay=options.checkpoint_replay,
+        )
 
     def _compile_update(self) -> None:
         """Starts to compile the update, which XLA does without the interpreter's lock.
