@@ -42,7 +42,8 @@ def _ours(work: str, checkout: pathlib.Path, cache: str) -> dict[str, float]:
             check=False,
         )
         if run.returncode:
-            raise errors.RunFailure(f"{checkout}: {[*run.stderr.splitlines(), ''][-2]}")
+            last = run.stderr.splitlines() or ["no output"]
+            raise errors.RunFailure(f"{checkout}: {last[-1]}")
         return json.loads(pathlib.Path(out).read_text())
 
 
@@ -103,6 +104,6 @@ def benchmark(folder: pathlib.Path, repeats: int, checkout: pathlib.Path | None)
             "This project's is that of `podracers-train`, with its checks, a run directory and "
             "checkpoints. Its pieces overlap: the update is compiled beside the initial state, and "
             "the evaluations beside the first update",
-            *(task.about for task in map(peers.TASKS.get, _RUNS) if task),
+            *(peers.TASKS[work].about for work in _RUNS),
         ),
     )

@@ -509,14 +509,16 @@ def test_resuming_with_a_fixed_option_changed_is_refused(population, binding, se
     ("binding", "message"),
     [("SEED = 7", "seed, 3"), ("Experiment.checkpoint_directory = '{}'", "of .*; got none")],
 )
-def test_a_run_that_is_refused_releases_its_directory(
-    population, parts, binding, message, tmp_path
+def test_a_run_that_is_refused_releases_its_directory_and_compiles_nothing(
+    population, parts, binding, message, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compiled := mock.Mock())
     directory = _directory(population[0].path)
     changed = experiment.load([str(directory.config)], [binding.replace("{}", str(tmp_path))])
     with pytest.raises(errors.UserError, match=message):
         _run(changed, directory, parts=parts, resume=True)
     run_directory.Lock(directory.path).acquire()
+    assert not compiled.called
 
 
 def test_a_failure_while_a_run_ends_hides_no_first_cause(
