@@ -190,13 +190,13 @@ def test_hardware_holds_wherever_the_runner_is_named_and_after_a_restart(runner,
     saved = tmp_path / "config.gin"
     for files in ([BASE, chosen, hardware], [BASE, hardware, chosen], [str(saved)]):
         loaded = experiment.load(files, [])
-        made, text = loaded.build().runner, loaded.text()
+        built, text = loaded.build().runner, loaded.text()
         saved.write_text(text)
         for other in {"anakin.Anakin", "sebulba.Sebulba"} - {f"{runner}.{runner.title()}"}:
             assert other not in text
-        assert made.num_envs == 1024
+        assert built.num_envs == 1024
         if runner == "sebulba":
-            assert (made.actor_devices, made.learner_devices) == (ACTORS, (0, 1, 2, 3))
+            assert (built.actor_devices, built.learner_devices) == (ACTORS, (0, 1, 2, 3))
     assert experiment.load([str(saved)], ["NUM_ENVS = 64"]).build().runner.num_envs == 64
 
 
@@ -204,12 +204,12 @@ def test_hardware_holds_wherever_the_runner_is_named_and_after_a_restart(runner,
 def test_a_large_batch_is_of_anakin_alone(chips):
     presets = [f"gin/hardware/{name}.gin" for name in ("v4_8", f"large_batch_{chips}")]
     files = ["gin/experiments/cartpole_ppo.gin", *presets]
-    made = [
+    runners = [
         experiment.load([*files, f"gin/runners/{runner}.gin"], []).build().runner
         for runner in ("anakin", "sebulba")
     ]
-    assert [each.num_envs for each in made] == [8192 * chips, 1024]
-    assert [each.rollout_length for each in made] == [32, 128]
+    assert [parts.num_envs for parts in runners] == [8192 * chips, 1024]
+    assert [parts.rollout_length for parts in runners] == [32, 128]
     with pytest.raises(errors.UserError, match="nothing uses the macro 'NUM_ENVS'"):
         experiment.load([*files, "gin/runners/anakin.gin"], ["NUM_ENVS = 64"]).build()
 

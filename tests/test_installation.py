@@ -74,9 +74,9 @@ def test_shipped_files_are_found_from_any_directory(tmp_path, monkeypatch, name)
     assert experiment.load(["outer.gin"], []).seed == 7
     with pytest.raises(errors.UserError, match=f"did you mean '{name}'"):
         experiment.load([name.replace("cartpole_ppo", "cartpol_ppo")], [])
-    own = tmp_path / name  # a file of the working directory wins
-    own.parent.mkdir(parents=True, exist_ok=True)
-    own.write_text(f"include '{ROOT}/gin/experiments/catch_ppo.gin'\nSEED = 8\n")
+    file = tmp_path / name  # a file of the working directory wins
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"include '{ROOT}/gin/experiments/catch_ppo.gin'\nSEED = 8\n")
     assert experiment.load([name], []).seed == 8
 
 

@@ -41,7 +41,7 @@ def _slow_best_half(advantage, weight, temperature):
     return psi / psi.sum(), np.log(psi.sum() / size)
 
 
-@pytest.mark.parametrize(("num_devices", "rho"), [(1, 1.0), (2, 1.0), (4, RHO)])
+@pytest.mark.parametrize(("num_devices", "rho"), [(2, 1.0), (4, RHO)])
 def test_weights_of_the_better_half_over_all_devices(num_devices, rho):
     def dual(temperature, advantage, weight):
         psi, log_mean = vmpo.best_half(advantage, weight, temperature)

@@ -116,9 +116,9 @@ def _case(request):
     ]
     rewards = [play(episode) for episode in range(NUM_EPISODES)]
     evaluator = evaluation.Evaluator(Alternating(), environment, NUM_EPISODES)
-    lengths = np.array([len(each) for each in rewards])
+    lengths = np.array([len(episode) for episode in rewards])
     assert max(lengths) > 1.5 * min(lengths)  # so that short ones would restart
-    return Case(evaluator, rewards, lengths, [sum(each) for each in rewards])
+    return Case(evaluator, rewards, lengths, [sum(episode) for episode in rewards])
 
 
 def _assert_played(episodes, case):
@@ -177,7 +177,7 @@ def test_replicated_parameters_are_used_from_one_device(case, monkeypatch):
     )
     _assert_played(case.evaluator.run(params, KEY), case)
     assert len(params["change"].devices()) == 3
-    assert [each["change"].devices() for each in used] == [{jax.devices()[1]}] * len(used) != []
+    assert [x["change"].devices() for x in used] == [{jax.devices()[1]}] * len(used) != []
 
 
 def test_a_population_plays_the_same_episodes():
@@ -224,14 +224,14 @@ def test_each_evaluation_of_a_run_has_its_own_key():
 
 def test_scores_and_errors_of_a_population():
     returns = np.array([[0.0, 2.0], [4.0, 6.0], [5.0, 7.0]], np.float32)
-    own = evaluation.Episodes(returns, returns.astype(int), returns > -1.0)
+    sampled = evaluation.Episodes(returns, returns.astype(int), returns > -1.0)
     expected = np.std([1.0, 5.0, 6.0], ddof=1) / math.sqrt(3)
-    np.testing.assert_allclose(own.standard_error(), expected, rtol=1e-6)
-    greedy = own._replace(returns=0.0 * returns)
-    both = evaluation.Evaluation(own, greedy)
-    assert both.score == 4.0  # of the agent's own evaluation
-    assert both.by_prefix() == {"": own, "greedy_": greedy}
-    assert evaluation.Evaluation(own).by_prefix() == {"": own}
+    np.testing.assert_allclose(sampled.standard_error(), expected, rtol=1e-6)
+    greedy = sampled._replace(returns=0.0 * returns)
+    both = evaluation.Evaluation(sampled, greedy)
+    assert both.score == 4.0  # of the sampled evaluation
+    assert both.by_prefix() == {"": sampled, "greedy_": greedy}
+    assert evaluation.Evaluation(sampled).by_prefix() == {"": sampled}
 
 
 class Drawn(streams.RandomEpisodes):

@@ -236,9 +236,9 @@ def on_host():
     return gymnasium.Gymnasium("CartPole-v1")
 
 
-def _parse(*words, experiment=True):
+def _parse(*words, gin=True):
     parser = command_line.Parser()
-    if experiment:
+    if gin:
         parser.add_experiment()
     parser.parse_args(words)
 
@@ -276,7 +276,7 @@ CALLS = [
         ("runs/a/config.gin", functools.partial(config.read, text, "runs/a/config.gin"))
         for text in ("x.X.y =", "\x00\x01", "x.X.y = (1,")
     ),
-    ("unrecognized arguments: --seed 3 (see --help)", lambda: _parse("--seed", "3", experiment=0)),
+    ("unrecognized arguments: --seed 3 (see --help)", lambda: _parse("--seed", "3", gin=False)),
     ("--seed 3; did you mean --gin_bindings 'SEED = 3'? (see", lambda: _parse("--seed", "3")),
     ("'PPO.entropy_cost = 0.1'", lambda: _parse(*_CATCH, "--entropy_cost=0.1", "--seed", "3")),
     ("'NUM_ENVS = 4'", lambda: _parse(*_CATCH, "--num_env", "4")),

@@ -83,8 +83,8 @@ def test_a_member_is_the_run_of_its_seed_and_its_values(name):
     )
     evaluated = evaluator.run(params, key)
     results = streams.to_numpy((state.learner, params, report.means))
-    own = {option: values[1] for option, values in OWN[name].items()}
-    alone = _runner(dataclasses.replace(agent, **own), environment)
+    numbers = {option: values[1] for option, values in OWN[name].items()}
+    alone = _runner(dataclasses.replace(agent, **numbers), environment)
     state, report = alone.step(alone.init(SEED + 1), 4)
     params = alone.actor_params(state)
     member = jax.tree.map(lambda x: x[1], results)

@@ -24,8 +24,8 @@ def test_time_steps(timestep, reward, discount, step_type, kinds):
     assert (timestep.reward, timestep.discount) == (reward, discount)
     assert timestep.reward.dtype == timestep.discount.dtype == jnp.float32
     assert timestep.step_type == step_type and timestep.step_type.dtype == jnp.int8
-    found = timestep.first(), timestep.last(), timestep.terminated(), timestep.truncated()
-    assert [bool(each) for each in found] == kinds
+    flags = timestep.first(), timestep.last(), timestep.terminated(), timestep.truncated()
+    assert [bool(flag) for flag in flags] == kinds
 
 
 def test_metrics_are_scalars_and_absent_by_default():

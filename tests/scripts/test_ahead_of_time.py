@@ -66,10 +66,10 @@ def test_passes_of_a_loop(costs, changes, passes, part):
     for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)
-    found = costs.Costs(text, 11.0)
-    assert found.cycles == passes * 107
-    assert found.parts == {part: passes * 107}
-    assert found.loops == ([(107, "learn/while")] if passes == 1 else [])
+    program = costs.Costs(text, 11.0)
+    assert program.cycles == passes * 107
+    assert program.parts == {part: passes * 107}
+    assert program.loops == ([(107, "learn/while")] if passes == 1 else [])
 
 
 @pytest.mark.parametrize(("limit", "passes"), [("constant(5)", 3), ("add(%n, %two)", 11)])
@@ -107,27 +107,25 @@ FOLDER = ("--libtpu", os.environ["LIBTPU"]) if "LIBTPU" in os.environ else ()
 
 @pytest.mark.parametrize(("agent", "expected"), [("ppo", 1.0), ("dqn", 16.0)])
 def test_unknown_numbers_of_passes_are_those_of_gradient_steps(tools, monkeypatch, agent, expected):
-    found = tools("benchmarks.tpu_estimates", "benchmarks.measure")
-    monkeypatch.setattr(found.tpu_estimates, "_compile", lambda traced, steps: steps)
-    parts = found.measure.build([f"gin/experiments/catch_{agent}.gin"])
-    assert found.tpu_estimates._compile_all(parts, 0) == {"update": expected}
+    modules = tools("benchmarks.tpu_estimates", "benchmarks.measure")
+    monkeypatch.setattr(modules.tpu_estimates, "_compile", lambda traced, steps: steps)
+    parts = modules.measure.build([f"gin/experiments/catch_{agent}.gin"])
+    assert modules.tpu_estimates._compile_all(parts, 0) == {"update": expected}
 
 
 def test_measured_speeds_stand_beside_estimates(tools, monkeypatch, tmp_path):
-    found = tools("benchmarks.tpu_estimates", "results.rows")
+    modules = tools("benchmarks.tpu_estimates", "results.rows")
     run = {"seed": 0, "final_return": 1.0, "agent_steps": 900, "episodes": 1, "random_policy": 0.0}
     run |= {"date": "2026-11-27", "hardware": "A", "jax": "0"}
     runs = [run | {"curve": [[100, 50.0, 0.0], [900, end, 1.0]]} for end in (54.0, 58.0, 66.0)]
     runs += [run | {"hardware": "B", "curve": [[100, 5.0, 0.0], [900, 15.0, 1.0]]}, run]
     row = {"experiment": "snake_ppo", "runner": "Anakin", "agent": "PPO", "environment": "Snake"}
-    others = [row | {"variant": "large"}, row | {"runner": "Sebulba"}]
     path = tmp_path / "results.json"
-    path.write_text(json.dumps([row | {"runs": runs}, *(each | {"runs": runs} for each in others)]))
-    monkeypatch.setattr(found.rows, "PATH", path)
-    speeds = [
-        (each.case["machine"], each.median) for each in found.tpu_estimates._measured("snake_ppo")
-    ]
-    assert speeds == [("A", 100.0), ("B", 80.0)]
+    rows = (row, row | {"variant": "large"}, row | {"runner": "Sebulba"})
+    path.write_text(json.dumps([row | {"runs": runs} for row in rows]))
+    monkeypatch.setattr(modules.rows, "PATH", path)
+    speeds = modules.tpu_estimates._measured("snake_ppo")
+    assert [(x.case["machine"], x.median) for x in speeds] == [("A", 100.0), ("B", 80.0)]
 
 
 @pytest.mark.slow
@@ -135,9 +133,9 @@ def test_programs_are_compiled_for_tpus(tmp_path):
     file = tmp_path / "tpu.json"
     started = processes.start("benchmark", "tpu_dqn", "--json", file, *FOLDER)
     _compiler(processes.finish(started, None, 1200.0))
-    found = json.loads(file.read_text())["results"]["tpu_dqn"]
-    assert not any("does not compile" in note for note in found["notes"])
-    rows = {(row["measure"], row["case"]["experiment"]): row["median"] for row in found["rows"]}
+    record = json.loads(file.read_text())["results"]["tpu_dqn"]
+    assert not any("does not compile" in note for note in record["notes"])
+    rows = {(row["measure"], row["case"]["experiment"]): row["median"] for row in record["rows"]}
     for name in ("dqn, Anakin", "dqn, Sebulba"):
         assert 1e3 < rows["estimated speed", name] < 1e9
         assert 0 < rows["a step of all streams", name] < rows["an update", name]

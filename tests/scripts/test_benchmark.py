@@ -141,14 +141,14 @@ def test_files_of_results(scripts, tmp_path):
 
     def result(agent, *runners):
         speed = ("speed", "agent steps/s", [1.5e5, 2e5, 2e6])
-        rows = tuple(records.row(*speed, agent=agent, runner=each) for each in runners)
+        rows = tuple(records.row(*speed, agent=agent, runner=runner) for runner in runners)
         return records.Result("Agents.", rows, (agent,), group="agents")
 
     results = {"one": result("ppo", "Anakin", "Sebulba"), "two": result("dqn", "Anakin")}
     results["three"] = records.Result("Shares.", (records.row("share", "share", 0.25, part="x"),))
-    made = {"device": "1 x H100", "platform": "gpu", "host_cores": 16}
-    made |= {"versions": {"jax": "0.10.2"}, "commit": None}
-    record = records.Record("command", results, made)
+    provenance = {"device": "1 x H100", "platform": "gpu", "host_cores": 16}
+    provenance |= {"versions": {"jax": "0.10.2"}, "commit": None}
+    record = records.Record("command", results, provenance)
     record.write(tmp_path / "agents.json")
     assert records.read(tmp_path / "agents.json") == record
     page = records.page(tmp_path)
@@ -175,7 +175,7 @@ LPG = ("NUM_ENVS = 2", "Lifetimes.num_envs = 2", "LPG.hidden_size = 4")
     ],
 )
 def test_benchmarks_run(scripts, tmp_path, name, bindings, expected):
-    arguments = [part for each in bindings for part in ("--gin_bindings", each)]
+    arguments = [part for binding in bindings for part in ("--gin_bindings", binding)]
     file = tmp_path / "result.json"
     processes.run(
         "benchmark",
@@ -186,6 +186,6 @@ def test_benchmarks_run(scripts, tmp_path, name, bindings, expected):
         },
     )
     rows = scripts.records.read(file).results[name].rows
-    found = {(row.measure, [*row.case.values()][-1]): row.median for row in rows}
-    assert found[expected] > 0.0
+    medians = {(row.measure, [*row.case.values()][-1]): row.median for row in rows}
+    assert medians[expected] > 0.0
     assert all(row.median > 0.0 for row in rows if row.measure == "speed")

@@ -145,6 +145,6 @@ def test_numbers_are_means_over_seeds(modules):
     names = ("seeds", "final_return", "standard_error", "steps_per_second")
     assert [alone[name] for name in names] == [1, 3.0, None, None]
     population = summary(30.0, **{"return": 2.0, "return_by_seed": {"1": 1.0, "2": 3.0}})
-    found = modules.compare.numbers([summary(10.0, **{"return": 3.0}), population])
+    averages = modules.compare.numbers([summary(10.0, **{"return": 3.0}), population])
     # The deviation is 2 / sqrt(3).
-    assert [found[name] for name in names] == pytest.approx([3, 7 / 3, 2 / 3, 20.0])
+    assert [averages[name] for name in names] == pytest.approx([3, 7 / 3, 2 / 3, 20.0])

@@ -20,8 +20,8 @@ def test_the_script_evaluates_the_newest_checkpoint_and_draws_an_episode(referen
     video = tmp_path / "catch.gif"
     result = run(EVALUATE, "--run_dir", reference, "--episodes", 16, "--video", video)
     assert result.stderr == ""
-    found = re.match(r"step 2,560: return (-?[\d.]+) ± ", result.stdout)
-    assert -1.0 <= float(found[1]) <= 1.0
+    line = re.match(r"step 2,560: return (-?[\d.]+) ± ", result.stdout)
+    assert -1.0 <= float(line[1]) <= 1.0
     assert "over 16 episodes), length 9.0 agent steps" in result.stdout
     assert f"{video}: 10 frames" in result.stdout
     with Image.open(video) as image:

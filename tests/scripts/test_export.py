@@ -3,16 +3,18 @@
 Axis legend: `B` streams, `T` time.
 """
 
+import base64
 import contextlib
 import dataclasses
 import functools
+import http.server
 import importlib.util
 import json
 import re
 import sys
+import threading
 import zipfile
 from typing import Any
-from unittest import mock
 
 import huggingface_hub
 import jax
@@ -27,7 +29,7 @@ from agents.meta import rules
 from agents.meta.lpg import rule as rule_lib
 from agents.networks import encoders
 from podracers import environment, errors, precision, trees, types
-from podracers.exports import archive, cards, onnx_model
+from podracers.exports import archive, onnx_model
 from podracers.exports import program as program_lib
 from podracers.training import trained
 from tests import contract, documented, processes, streams
@@ -428,49 +430,90 @@ def test_greedy_actions_need_no_seed(run_dir, run, tmp_path):
     assert initial(np.zeros(2, np.uint32)) == {}
 
 
-NAME = "someone/pendulum"
+class _Hub(http.server.BaseHTTPRequestHandler):
+    """The part of the hub's API that an upload needs, for models that the token `known` writes."""
+
+    def do_GET(self):
+        self._answer({}, 404)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        path, home = self.path, f"http://{self.headers['Host']}/someone/pendulum"
+        if self.headers["Authorization"] != "Bearer known":
+            self._answer({"error": "no such token"}, 401)
+        elif path == "/api/repos/create":
+            self.server.repositories.append(json.loads(body))
+            self._answer({"url": home})
+        elif path == "/api/models/someone/pendulum/preupload/main":
+            names = [file["path"] for file in json.loads(body)["files"]]
+            files = [{"path": x, "uploadMode": "regular", "shouldIgnore": False} for x in names]
+            self._answer({"files": files})
+        elif path == "/api/models/someone/pendulum/commit/main":
+            lines = [json.loads(line)["value"] for line in body.splitlines()]
+            for file in lines[1:]:
+                self.server.files[file["path"]] = base64.b64decode(file["content"])
+            self._answer({"commitUrl": f"{home}/commit/1", "commitOid": "1"})
+        else:
+            self._answer({})
+
+    def _answer(self, values, code=200):
+        data = json.dumps(values).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
 
 
 @pytest.fixture
-def hub(monkeypatch):
-    """The hub's API, whose methods have the signatures of the package's."""
-    hub = mock.create_autospec(huggingface_hub.HfApi, instance=True)
-    hub.endpoint = "https://hub"
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
-    monkeypatch.setenv("HF_TOKEN", "known")
-    return hub
+def hub():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
+        server.repositories, server.files = [], {}
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
 
 
-def _uploaded(hub):
-    """Returns the contents by name of the files of the only commit."""
-    hub.create_repo.assert_called_once_with(NAME, exist_ok=True)
-    ((name, files), _), contents = hub.create_commit.call_args, {}
-    for operation in files:
-        with operation.as_file() as file:
-            contents[operation.path_in_repo] = file.read()
-    assert (name, hub.create_commit.call_count) == (NAME, 1)
-    return contents
+_PUSH = """
+import pathlib, sys
+from podracers.exports import cards
+cards.require_login("someone/pendulum")
+print(cards.push("someone/pendulum", pathlib.Path(sys.argv[1]), "a card"))
+"""
 
 
-def test_a_file_and_its_card_are_uploaded_in_one_commit(hub, tmp_path):
+def _environment(hub, token):
+    return {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_TOKEN": token}
+
+
+@pytest.mark.parametrize("token", ["known", "unknown"])
+def test_a_file_and_its_card_are_uploaded_in_one_commit(hub, token, tmp_path):
+    """A new process, for the package reads the environment once."""
     (tmp_path / "policy").write_bytes(b"data")
-    assert cards.push(NAME, tmp_path / "policy", "a card") == f"https://hub/{NAME}"
-    assert _uploaded(hub) == {"policy": b"data", "README.md": b"a card"}
-    hub.create_commit.side_effect = OSError("401\nno such token")
-    with pytest.raises(errors.RunFailure, match=f"^--push {NAME}: OSError: 401$"):
-        cards.push(NAME, tmp_path / "policy", "a card")
+    command = [sys.executable, "-c", _PUSH, tmp_path / "policy"]
+    ended = processes.finish(processes.spawn(command, _environment(hub, token)), None)
+    if token == "unknown":
+        assert "RunFailure: --push someone/pendulum: " in ended.stderr and not hub.files
+        return
+    assert ended.stdout.strip().endswith("/someone/pendulum"), ended.stderr
+    assert hub.repositories == [{"name": "pendulum", "organization": "someone"}]
+    assert hub.files == {"policy": b"data", "README.md": b"a card"}
 
 
 @pytest.mark.slow
-def test_a_run_is_uploaded_as_an_onnx_model_with_its_card(hub, run_dir, run, tmp_path):
+def test_a_run_is_uploaded_as_an_onnx_model_with_its_card(hub, run_dir, tmp_path):
     pytest.importorskip("jax2onnx")
     words = ("--run_dir", run_dir, "--member", 1, "--out", tmp_path / "p.onnx", "--format", "onnx")
-    ended = run("export", *words, "--push", NAME)
-    text = (tmp_path / "p.onnx.md").read_text()
-    assert _uploaded(hub) == {
-        "README.md": text.encode(),
-        "p.onnx": (tmp_path / "p.onnx").read_bytes(),
-    }
+    environment = _environment(hub, "known")
+    ended = processes.run("export", *words, "--push", "someone/pendulum", environment=environment)
+    assert ended.stderr == ""
+    text = hub.files["README.md"].decode()
+    assert text == (tmp_path / "p.onnx.md").read_text()
+    assert hub.files["p.onnx"] == (tmp_path / "p.onnx").read_bytes()
     card = huggingface_hub.ModelCard(text)
     (result,) = card.data.eval_results
     assert (result.task_type, result.dataset_name) == ("reinforcement-learning", "Pendulum")

@@ -165,7 +165,7 @@ def places(tmp_path_factory, reference):
         {"experiment": str(config), "suite": "three"},
         {"experiment": str(other), "suite": "two", "gin_bindings": ["PPO.gama = 1"]},
     )
-    ledger.write_text(json.dumps([row | each for each in rows]))
+    ledger.write_text(json.dumps([row | other for other in rows]))
     return {**places, "folder": folder, "config": config, "run": trained, "ledger": ledger}
 
 

@@ -35,9 +35,9 @@ def _ledger(folder, *rows):
     (folder / "other.gin").write_text(config.read_text())
     shared = {"runner": "Anakin", "agent": "PPO", "suite": "two"}
     experiments = [str(config), str(folder / "other.gin")]
-    made = [{"experiment": e, "environment": e, **shared, **r} for e, r in zip(experiments, rows)]
+    entries = [{"experiment": x, "environment": x, **shared} for x in experiments]
     path = folder / "results.json"
-    path.write_text(json.dumps(made))
+    path.write_text(json.dumps([entry | row for entry, row in zip(entries, rows)]))
     return path
 
 
@@ -99,8 +99,8 @@ def test_a_suite_that_was_stopped_continues_and_agrees_with_itself(
     capsys.readouterr()
     words = ("tiny", "--results", ledger, "--out", folder, "--seeds", 1)
     assert main(*words) == 0
-    found = capsys.readouterr().out
-    assert "finished before" in found and "identical: 1 seed(s)" in found
+    output = capsys.readouterr().out
+    assert "finished before" in output and "identical: 1 seed(s)" in output
     ledger.write_text(json.dumps([row | {"runs": [{**run, "seed": n} for n in range(3)]}]))
     with pytest.raises(errors.UserError, match="would replace 3"):
         main(*words, "--record")
@@ -166,9 +166,9 @@ def _runs(modules, returns, **changes):
 def test_verdicts(modules, returns, changes, verdict, differs):
     old = _runs(modules, returns, **changes)
     new = _runs(modules, [1.0, 1.1, 0.9], settings="b")
-    text, found = modules.reproduction.verdict(old, new)
+    text, is_difference = modules.reproduction.verdict(old, new)
     assert text.startswith(verdict)
-    assert found == differs
+    assert is_difference == differs
 
 
 def test_runs_of_other_settings_are_trained_again(modules, tmp_path):

@@ -109,8 +109,8 @@ def machine(source, tmp_path_factory):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     (site,) = environment.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(str(pathlib.Path(jax.__file__).parents[1]))
-    own = {"EXTRAS": "", "PYTHONPATH": "", "CHECKPOINTS": folder}  # no bucket's packages
-    processes.finish(_start(folder, "setup", **own))
+    variables = {"EXTRAS": "", "PYTHONPATH": "", "CHECKPOINTS": folder}  # no bucket's packages
+    processes.finish(_start(folder, "setup", **variables))
     return folder
 
 

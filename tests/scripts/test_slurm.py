@@ -151,6 +151,38 @@ def test_a_job_returns_at_its_time_limit(slurm, submit, state, tmp_path):
     assert steps == sorted({*steps})
 
 
+def test_an_array_trains_a_seed_in_each_task(slurm, state, tmp_path):
+    run = f'--run_dir {tmp_path}/$SLURM_ARRAY_TASK_ID --gin_bindings "SEED = $SLURM_ARRAY_TASK_ID"'
+    config = f"--gin_file {processes.config_file(tmp_path)} --gin_bindings '{STEPS}'"
+    wrapped = f"--wrap=exec bash scripts/slurm.sh {config} {run}"
+    words = ("--array=5,6", "--cpus-per-task=1", f"--output={tmp_path}/%a.out", wrapped)
+    job = slurm("sbatch", "--parsable", *words)[0]
+    for seed in (5, 6):
+        path = tmp_path / str(seed) / "summary.json"
+        processes.wait_for(lambda path=path: path.exists())
+        assert json.loads(path.read_text())["seed"] == seed
+    processes.wait_for(lambda: state(f"{job}_6") == "COMPLETED")
+
+
+def test_a_job_that_fails_or_is_cancelled_does_not_return(slurm, submit, state, tmp_path):
+    killed, cancelled = tmp_path / "killed", tmp_path / "cancelled"
+    jobs = [submit(run_dir, "--nodes=1", steps=LONG) for run_dir in (killed, cancelled)]
+    for run_dir in (killed, cancelled):
+        _wait_for_lines(run_dir, 3)
+    os.kill(int((killed / ".lock").read_text().split()[1]), signal.SIGKILL)
+    slurm("scancel", jobs[1])
+    for job, expected in zip(jobs, ("FAILED", "CANCELLED")):
+        processes.wait_for(lambda job=job: state(job) not in ("RUNNING", "COMPLETING"))
+        assert (state(job), state(job, "Restarts")) == (expected, "0")
+
+    # Slurm asks the tasks with SIGTERM, and kills them after a while (KillWait).
+    def is_saved() -> bool:
+        last = processes.log(cancelled)[-1]["step"]
+        return (cancelled / "checkpoints" / str(last)).exists()
+
+    processes.wait_for(is_saved)
+
+
 def test_the_tasks_of_an_array_join_a_study(slurm, state, tmp_path):
     (tmp_path / "space.toml").write_text("PPO.gamma = {linear = [0.9, 0.99]}")
     words = (processes.config_file(tmp_path), "--space", tmp_path / "space.toml", "--trials", 4)

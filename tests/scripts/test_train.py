@@ -59,7 +59,7 @@ def test_a_run_leaves_its_files(reference):
 
 def _steps(path):
     """Returns the newest checkpoint's step."""
-    steps = [int(each.name) for each in path.glob("checkpoints/*") if each.name.isdigit()]
+    steps = [int(folder.name) for folder in path.glob("checkpoints/*") if folder.name.isdigit()]
     return max(steps, default=0)
 
 

@@ -81,7 +81,7 @@ def _assert_same(actual: pathlib.Path, expected: pathlib.Path) -> None:
 
 def _wait_for(num_lines: int, run_dir: pathlib.Path, started) -> None:
     def are_written() -> bool:
-        assert all(each.poll() is None for each in started), groups.finish(started)
+        assert all(process.poll() is None for process in started), groups.finish(started)
         return processes.num_lines(run_dir) >= num_lines
 
     processes.wait_for(are_written)

@@ -97,7 +97,7 @@ def _interrupt(process, when):
 
 def _checkpoints(path):
     """Returns the steps of the checkpoints, which are all complete."""
-    folders = [each for each in (path / "checkpoints").iterdir() if each.name.isdigit()]
+    folders = [folder for folder in (path / "checkpoints").iterdir() if folder.name.isdigit()]
     for folder in folders:
         integrity.verify(folder, ("state", "params", "metadata"))
     return sorted(int(folder.name) for folder in folders)
@@ -223,7 +223,7 @@ def test_an_interrupt_while_worker_processes_start_reaches_only_their_parent(con
         "Experiment.evaluation_period = 0",
     )
     process = _start(config, tmp_path / "run", *workers)
-    _interrupt(process, lambda: any("async_vector.work(" in each for each in _session(process.pid)))
+    _interrupt(process, lambda: any("async_vector.work(" in x for x in _session(process.pid)))
     stopped = _finish(process)
     assert "Traceback" not in stopped.stderr
     assert _checkpoints(tmp_path / "run")

@@ -17,7 +17,7 @@ COLUMNS = jax.sharding.PartitionSpec(None, parallel.AXIS)
 LENGTH, BATCH = 6, 8
 
 
-@pytest.mark.parametrize("num_devices", [1, 4])
+@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_values_stay_where_statistics_move(num_devices):
     agent, _ = contract.AGENTS["ppo_scaled"]()
     params = popart.init(experience.zeros(agent).params)

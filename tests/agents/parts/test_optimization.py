@@ -118,7 +118,7 @@ def _loss(params, minibatch):
     return optimization.LossOutput(types.Mean.of(jnp.square(error), weight), {}, error)
 
 
-@pytest.mark.parametrize("num_devices", [1, 4])
+@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5])
 def test_a_step_is_that_of_optax_on_the_mean_over_the_global_minibatch(num_devices, max_grad_norm):
     rms = optax.scale_by_rms(decay=0.5)

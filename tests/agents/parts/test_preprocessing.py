@@ -23,6 +23,7 @@ SPEC = {
 SHAPE = (3, 5, 8)  # [U, T, B]
 P = jax.sharding.PartitionSpec
 SPLIT = P(None, None, parallel.AXIS)
+DEVICES = pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.slow), 4])
 
 
 def _run(num_devices, observation, weights):
@@ -36,7 +37,7 @@ def _run(num_devices, observation, weights):
     return jax.jit(mapped)(observation, weights)
 
 
-@pytest.mark.parametrize("num_devices", [1, 4])
+@DEVICES
 def test_statistics_agree_with_numpy(num_devices):
     rng = np.random.default_rng(0)
     # A large mean with a small deviation: naive sums of squares lose everything here.
@@ -126,7 +127,7 @@ def test_a_rollout_is_learnt_with_earlier_statistics_and_the_first_with_its_own(
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("num_devices", [1, 4])
+@DEVICES
 def test_rewards_are_divided_by_the_deviation_of_the_returns_before_them(num_devices):
     """Then they are clipped at 10 and scaled. Restarted simulators begin new episodes."""
     updates, length, batch = SHAPE

@@ -61,15 +61,15 @@ def test_targets_are_those_of_a_slow_loop(k_steps, n_steps):
     extras = _search_results(np.random.default_rng(k_steps), shape)
     timestep = experience.with_exits(k_steps, experience.random_episodes(k_steps, shape))
     targets = jax.jit(planning.targets, static_argnums=(3, 4))
-    found = jax.device_get(targets(timestep, extras, GAMMA, k_steps, n_steps))
+    results = jax.device_get(targets(timestep, extras, GAMMA, k_steps, n_steps))
     counted = 0
     for row in range(shape[1]):
         slow = _slow_targets(timestep, extras, row, k_steps, n_steps)
         for name, pairs in zip(("value", "reward", "policy"), slow, strict=True):
             for k, (weight, expected) in enumerate(pairs):
-                assert getattr(found, f"{name}_weight")[k, row] == weight, (name, row, k)
+                assert getattr(results, f"{name}_weight")[k, row] == weight, (name, row, k)
                 if weight:
-                    actual = getattr(found, name)[k, row]
+                    actual = getattr(results, name)[k, row]
                     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
         counted += sum(weight for weight, _ in slow[0])
     assert 0.3 * shape[1] * (k_steps + 1) < counted
@@ -90,7 +90,7 @@ def _search_results(rng, shape):
     return planning.Extras(policy, rng.normal(size=shape).astype(np.float32))
 
 
-@pytest.fixture(scope="module", name="made")
+@pytest.fixture(scope="module", name="case")
 def _made():
     agent, rng = _muzero(value_cost=0.5), np.random.default_rng(0)
     shape = (K + N_STEPS + 1, SEQUENCES)
@@ -105,9 +105,9 @@ def _made():
 
 
 @pytest.mark.parametrize("consistency", [pytest.param(0.0, marks=pytest.mark.slow), 2.0])
-def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
+def test_the_loss_and_its_gradient_are_those_of_the_paper(case, consistency):
     """The root in full, imagined steps by their mean; each step halves the gradient of latents."""
-    agent, params, sample = made
+    agent, params, sample = case
     if consistency:
         network = functools.partial(agent.network, projection_size=8)
         agent = dataclasses.replace(agent, network=network, consistency_cost=consistency)
@@ -160,8 +160,8 @@ def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
     assert np.all(priority[~kept] == -1.0)
 
 
-def test_initial_priorities_are_those_of_the_states_after_the_burn_in(made):
-    agent, _, sample = made
+def test_initial_priorities_are_those_of_the_states_after_the_burn_in(case):
+    agent, _, sample = case
     timestep, extras = sample.rollout.timestep, sample.rollout.extras  # T + 1 and T steps
     value, target = (
         extras.value[:-1],
@@ -175,12 +175,12 @@ def test_initial_priorities_are_those_of_the_states_after_the_burn_in(made):
     for begin in (0, 2):
         buffer = dataclasses.replace(agent.buffer, burn_in=begin)
         with mock.patch.dict(agent.__dict__, buffer=buffer):
-            found = agent.initial_priorities((), sample.rollout)
-        np.testing.assert_allclose(found, error[begin : begin + count], rtol=1e-5)
+            priorities = agent.initial_priorities((), sample.rollout)
+        np.testing.assert_allclose(priorities, error[begin : begin + count], rtol=1e-5)
 
 
-def test_fresh_values_are_those_of_the_target_network(made):
-    agent, params, sample = made
+def test_fresh_values_are_those_of_the_target_network(case):
+    agent, params, sample = case
     fresh = _muzero(value_cost=0.5, fresh_values=True)
     target = jax.jit(agent.init_learner)(jax.random.key(1)).params
     # The target network's value of every time step, one at a time.
@@ -206,17 +206,17 @@ def test_fresh_values_are_those_of_the_target_network(made):
 
 
 @pytest.mark.slow
-def test_searches_are_repeated_with_the_latest_parameters(made):
+def test_searches_are_repeated_with_the_latest_parameters(case):
     """One time step after another, without noise; where none is due, nothing changes.
 
     The first time step only fills a stack of frames.
     """
-    sample = made[2]._replace(key=jax.random.split(jax.random.key(2), SEQUENCES))
+    sample = case[2]._replace(key=jax.random.split(jax.random.key(2), SEQUENCES))
     agent = _muzero(frame_stack=2, n_steps=N_STEPS - 1)
     params = jax.jit(agent.init_learner)(jax.random.key(0)).params
     reanalyzed = jax.jit(agent._reanalyzed)
     search = jax.jit(agent.act, static_argnames="evaluation")
-    found = reanalyzed(params, sample, True).rollout.extras
+    extras = reanalyzed(params, sample, True).rollout.extras
     acting = optimization.ActorParams(params, (), jnp.float32(1.0))
     core = agent.init_actor(jnp.arange(SEQUENCES), SEQUENCES)
     for time in range(K + N_STEPS + 1):
@@ -224,9 +224,9 @@ def test_searches_are_repeated_with_the_latest_parameters(made):
         _, core, expected = search(acting, core, timestep, sample.key, evaluation=True)
         if time == 0:
             expected = jax.tree.map(lambda x: x[0], sample.rollout.extras)
-        np.testing.assert_allclose(found.policy[time], expected.policy, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(found.value[time], expected.value, rtol=1e-4, atol=1e-5)
-    assert np.max(np.abs(found.policy - sample.rollout.extras.policy)) > 0.1
+        np.testing.assert_allclose(extras.policy[time], expected.policy, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(extras.value[time], expected.value, rtol=1e-4, atol=1e-5)
+    assert np.max(np.abs(extras.policy - sample.rollout.extras.policy)) > 0.1
     kept = reanalyzed(params, sample, False).rollout.extras
     streams.assert_same(kept, sample.rollout.extras)
 

@@ -42,7 +42,7 @@ def _run(body: str, count: int = 2, num_devices: int = 1):
 # Addresses at which this process listens, in hexadecimal.
 _LISTENING = """
 folder = pathlib.Path("/proc/self/fd")
-sockets = {os.readlink(each) for each in folder.iterdir() if each.is_socket()}
+sockets = {os.readlink(link) for link in folder.iterdir() if link.is_socket()}
 lines = [line.split() for table in ("tcp", "tcp6")
          for line in pathlib.Path("/proc/net", table).read_text().splitlines()[1:]]
 listening = {line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
@@ -58,7 +58,7 @@ def test_processes_agree_listen_only_at_the_coordinator_and_end_with_a_user_erro
         f"os.environ |= (proxy := {_PROXY})\nbegin()\n{_LISTENING}"
         """
 loopback = ("0100007F:", "0000000000000000FFFF00000100007F:")
-assert all(each.startswith(loopback) for each in listening), listening
+assert all(address.startswith(loopback) for address in listening), listening
 assert bool(listening) == (process == 0)
 assert proxy.items() <= os.environ.items()
 
@@ -116,7 +116,7 @@ os.environ |= {{"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0",
 distributed.initialize(distributed.Group(), 30.0)
 {_LISTENING}
 address = bytes(map(int, "{own_address}".split(".")))[::-1].hex().upper()
-assert all(f"{{address}}:" in each for each in listening), listening
+assert all(f"{{address}}:" in local for local in listening), listening
 assert bool(listening) == (process == 0)
 assert distributed.all_gather(process) == [0, 1]
 """

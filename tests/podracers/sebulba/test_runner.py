@@ -40,7 +40,7 @@ def _shared():
     return runner, factory
 
 
-@pytest.fixture(name="made")
+@pytest.fixture(name="subject")
 def _made(shared):
     """The shared runner; its actors have ended and closed their environments after each test."""
     runner, factory = shared
@@ -77,8 +77,8 @@ def _take(runner, updates, seed=0):
 @pytest.mark.parametrize(
     ("where", "step", "num_made"), [(faults.MAKE, 0, 3), (faults.RESET, 0, 4), (faults.RECV, 9, 4)]
 )
-def test_an_environment_that_raises_ends_the_run(made, where, step, num_made):
-    runner, factory = made
+def test_an_environment_that_raises_ends_the_run(subject, where, step, num_made):
+    runner, factory = subject
     factory.set(faults.RAISE, where=where, step=step, stream=7)  # in the last batch
     error = _fail(runner, runner.init(0))
     report = "".join(traceback.format_exception(error))
@@ -89,8 +89,8 @@ def test_an_environment_that_raises_ends_the_run(made, where, step, num_made):
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
-def test_a_learner_that_fails_ends_the_actors(made, monkeypatch, caplog, error):
-    runner, factory = made
+def test_a_learner_that_fails_ends_the_actors(subject, monkeypatch, caplog, error):
+    runner, factory = subject
     monkeypatch.setattr(pipeline, "close_failures", [])
     state, _ = runner.step(runner.init(0), 1)
 
@@ -105,8 +105,8 @@ def test_a_learner_that_fails_ends_the_actors(made, monkeypatch, caplog, error):
     assert caplog.text.count("closing an environment failed") == 1
 
 
-def test_parameters_that_do_not_arrive_are_counted(made, monkeypatch):
-    runner, _ = made
+def test_parameters_that_do_not_arrive_are_counted(subject, monkeypatch):
+    runner, _ = subject
     state, _ = runner.step(runner.init(0), 1)
     stale = runner._session.versions._values[1]
     monkeypatch.setattr(sebulba.Sebulba, "_copy_params", lambda *_: stale)
@@ -138,8 +138,8 @@ def _reward(change):
         (_reward(lambda reward: None), "leaf 'reward': .*, got none"),
     ],
 )
-def test_a_time_step_unlike_the_spec_is_one_line(made, monkeypatch, where, change, message):
-    runner, factory = made
+def test_a_time_step_unlike_the_spec_is_one_line(subject, monkeypatch, where, change, message):
+    runner, factory = subject
     returned = getattr(faults.FaultyBatch, where)
     monkeypatch.setattr(faults.FaultyBatch, where, lambda self: change(returned(self)))
     error = _fail(runner, runner.init(0), errors.UserError)
@@ -147,8 +147,8 @@ def test_a_time_step_unlike_the_spec_is_one_line(made, monkeypatch, where, chang
     assert re.fullmatch(rf"environment {re.escape(path)}: {where}.* {message}.*", str(error))
 
 
-def test_a_nan_is_reported_with_its_update(made):
-    runner, factory = made
+def test_a_nan_is_reported_with_its_update(subject):
+    runner, factory = subject
     state, report = runner.step(runner.init(0), 2)
     assert not any(np.isnan(mean.total) for mean in report.means.values())
     factory.set(faults.NAN, step=5 * contract.ROLLOUT_LENGTH)  # the last step of update 4
@@ -156,8 +156,8 @@ def test_a_nan_is_reported_with_its_update(made):
     assert min(int(np.min(update)) for update in report.first_nonfinite.values()) == 4
 
 
-def test_a_runner_works_again_after_a_failure_and_with_another_state(made):
-    runner, factory = made
+def test_a_runner_works_again_after_a_failure_and_with_another_state(subject):
+    runner, factory = subject
     expected = [_take(runner, 2, seed) for seed in (0, 1)]
     factory.set(faults.RAISE, step=9, stream=5)
     _fail(runner, runner.init(0))
@@ -197,5 +197,5 @@ def test_a_larger_lag_is_bounded_and_recorded():
     assert min(lags) >= 0 and max(lags) == lag
     assert values["lag/mean"] == pytest.approx(np.mean(lags))
     assert (values["lag/max"], values["lag/wrong_parameters"]) == (lag, 0.0)
-    for each in set(lags):
-        assert values[f"lag/{each}"] == pytest.approx(np.mean(np.equal(lags, each)))
+    for number in set(lags):
+        assert values[f"lag/{number}"] == pytest.approx(np.mean(np.equal(lags, number)))

@@ -92,20 +92,20 @@ def test_a_queue_keeps_order_and_never_holds_more_than_its_capacity():
 
 def test_versions_give_the_exact_one_or_the_newest_and_keep_the_last():
     with _supervised() as supervisor:
-        versions, given = pipeline.Versions(supervisor, 3), pipeline.Queue(supervisor, 1)
+        versions, results = pipeline.Versions(supervisor, 3), pipeline.Queue(supervisor, 1)
         for version in range(5):
             versions.publish(version, str(version))
 
         def work(_):
             for least, exact in ((2, True), (3, True), (2, False), (4, False), (5, True)):
-                given.put(versions.get(least, exact))
+                results.put(versions.get(least, exact))
             _stay(supervisor)
 
         supervisor.start("worker", work)
-        assert [given.get() for _ in range(4)] == [(2, "2"), (3, "3"), (4, "4"), (4, "4")]
+        assert [results.get() for _ in range(4)] == [(2, "2"), (3, "3"), (4, "4"), (4, "4")]
         assert sorted(versions._values) == [2, 3, 4]
         versions.publish(5, "5")  # the worker waits for it
-        assert given.get() == (5, "5")
+        assert results.get() == (5, "5")
         assert sorted(versions._values) == [3, 4, 5]
 
 

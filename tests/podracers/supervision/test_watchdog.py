@@ -22,11 +22,11 @@ def hang(seconds=60):  # sleeps, and lets no other thread run
 
 def leave():  # two scratch directories, a child in one of them and a child elsewhere
     directories = [os.path.realpath(tempfile.mkdtemp()) for _ in range(2)]
-    for each in directories:
-        watchdog.add_directory(each)
+    for folder in directories:
+        watchdog.add_directory(folder)
     null = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     places = (directories[0], "/")
-    pids = [subprocess.Popen(["sleep", "60"], cwd=each, **null).pid for each in places]
+    pids = [subprocess.Popen(["sleep", "60"], cwd=folder, **null).pid for folder in places]
     print(*directories, *pids, flush=True)
 
 """

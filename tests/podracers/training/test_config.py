@@ -197,10 +197,10 @@ def test_bindings_of_a_class_hold_for_its_subclasses(variants, tmp_path, content
         loaded.build()
         return loaded.text(), config.read(loaded.texts.operative, "x").values
 
-    text, found = used(variants(content))
-    assert {name: found.get(name) for name in values} == values
+    text, values_used = used(variants(content))
+    assert {name: values_used.get(name) for name in values} == values
     (tmp_path / "config.gin").write_text(text)
-    assert used(tmp_path / "config.gin") == (text, found)
+    assert used(tmp_path / "config.gin") == (text, values_used)
 
 
 def test_bindings_of_a_base_class_on_the_command_line_are_used(variants):
@@ -291,8 +291,8 @@ A = [@parts.Core(), {"x": @scope/own.os.remove()}]
 own.os.remove.path = @networks.network.dataclasses.replace()
 include "a_strangers.gin"
 """
-    found = config.read(text, "x.gin").other_code
-    assert sorted(found) == [
+    code = config.read(text, "x.gin").other_code
+    assert sorted(code) == [
         "@networks.network.dataclasses.replace",
         "@own.os.remove",
         "a_strangers.gin",

@@ -58,10 +58,10 @@ def on_host():
 
 
 @pytest.mark.parametrize(
-    ("environment", "runner", "made"),
+    ("environment", "runner", "count"),
     [("@catch.Catch", "Anakin", 0), ("@own.OnHost", "Sebulba", 0), ("@own.on_host", "Sebulba", 1)],
 )
-def test_the_environment_chooses_the_runner(tmp_path, environment, runner, made):
+def test_the_environment_chooses_the_runner(tmp_path, environment, runner, count):
     OnHost.made = 0
     file = processes.config_file(
         tmp_path,
@@ -70,7 +70,7 @@ def test_the_environment_chooses_the_runner(tmp_path, environment, runner, made)
     )
     loaded = experiment.load([str(file)], [])
     assert loaded.runner.__name__ == runner
-    assert OnHost.made == made
+    assert OnHost.made == count
     # The configuration that a run keeps has no choice left, and nothing of the other runner.
     text = loaded.text()
     other = {"Anakin": "Sebulba", "Sebulba": "Anakin"}[runner]
@@ -114,11 +114,11 @@ def test_two_runners_and_floats_from_python(tiny):
 def test_greedy_episodes_are_as_many_as_the_others_unless_told(tiny, options, sampled, greedy):
     parts = dataclasses.replace(tiny, **options).build()
     assert parts.evaluator.count == sampled
-    found = parts.greedy_evaluator
-    assert (found and found.count) == greedy
-    if found:
-        assert (parts.evaluator.agent, found.environment) == (parts.agent, parts.environment)
-        assert (parts.agent.greedy_evaluation, found.agent.greedy_evaluation) == (False, True)
+    evaluator = parts.greedy_evaluator
+    assert (evaluator and evaluator.count) == greedy
+    if evaluator:
+        assert (parts.evaluator.agent, evaluator.environment) == (parts.agent, parts.environment)
+        assert (parts.agent.greedy_evaluation, evaluator.agent.greedy_evaluation) == (False, True)
 
 
 def test_evaluations_play_the_nominal_environment(tiny):

@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import gc
 import json
 import math
@@ -13,7 +12,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from unittest import mock
 
 import jax
@@ -25,7 +23,6 @@ from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.plugins.hparams import metadata
 from tensorboard.util import tensor_util
 
-from agents import ppo
 from environments import cartpole, catch
 from podracers import anakin, errors, evaluation, metrics, types
 from podracers.checkpoints import checkpoint
@@ -340,35 +337,6 @@ def test_an_evolving_population_learns_and_resumes_and_its_lineage_is_logged(tmp
     assert judged.tolist() == pytest.approx([row["return"] for row in members])
     evaluator = dataclasses.replace(everyone.parts.evaluator, max_steps=2)
     assert len(evaluator.film(everyone.params, evaluation.run_key(0))) == 3
-
-
-class Slow(ppo.PPO):
-    """Its updates take 50 ms; the fifth one sends SIGTERM."""
-
-    updates = 0
-
-    def update(self, *arguments):
-        def wait():
-            Slow.updates += 1
-            if Slow.updates == 5:
-                os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.05)
-
-        jax.experimental.io_callback(wait, None)
-        return super().update(*arguments)
-
-
-@pytest.mark.slow
-def test_a_stop_waits_for_no_log_period(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "_DISPATCH_TIME", 0.2)
-    bindings = ["Experiment.log_period = 40", "Experiment.evaluation_period = 0"]
-    bindings += ["Experiment.checkpoint_period = None", "Anakin.num_devices = 1"]
-    slow = experiment.load([str(processes.config_file(tmp_path))], bindings)
-    agent = functools.partial(Slow, epochs=1, num_minibatches=1)
-    slow = dataclasses.replace(slow, agent=agent)
-    assert run.train(slow, tmp_path / "run") is None
-    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
-    assert 5 * 64 <= int(saved.name) < 12 * 64
 
 
 def test_a_function_sees_adds_to_and_ends_the_log(settings, parts, population, tmp_path):

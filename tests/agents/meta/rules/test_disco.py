@@ -148,6 +148,7 @@ def test_targets_do_not_depend_on_ignored_transitions(teach):
             np.testing.assert_array_equal(x[3:], y[3:])
 
 
+@pytest.mark.slow
 def test_the_number_of_devices_changes_nothing(teach):
     one, two = (run(_params(), _state(), _experience()) for run in (teach, _mapped(2)))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), one, two)
