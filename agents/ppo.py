@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from agents import networks
+from agents.backends import layouts
 from agents.networks import popart
 from agents.parts import actor_critic, minibatches, optimization, options, returns
 from podracers import environment, parallel, types
@@ -155,14 +156,15 @@ class PPO(actor_critic.GeneralizedAdvantage, options.Adam):
         value_loss /= unit**2
         kl = batch.rho * returns.kl_estimate(log_ratio)
         total = policy_loss + self.value_cost * value_loss - entropy_cost * entropy
-        mean = functools.partial(types.Mean.of, weights=batch.weight)
         clipped = jnp.abs(jnp.exp(log_ratio) - 1.0) > clip_epsilon
-        metrics = {
-            "loss/policy": mean(policy_loss),
-            "loss/value": mean(value_loss),
-            "policy/entropy": mean(entropy),
-            "policy/kl": mean(kl),
-            "policy/clip_fraction": mean(clipped),
-            "policy/rho": mean(batch.rho),
+        terms = {
+            "loss/policy": policy_loss,
+            "loss/value": value_loss,
+            "policy/entropy": entropy,
+            "policy/kl": kl,
+            "policy/clip_fraction": clipped,
+            "policy/rho": batch.rho,
         }
-        return optimization.LossOutput(mean(total), metrics, outputs=output)
+        metrics = layouts.means(terms, batch.weight)
+        loss = types.Mean.of(total, batch.weight)
+        return optimization.LossOutput(loss, metrics, outputs=output)

@@ -7,6 +7,7 @@ https://github.com/RobertTLange/gymnax. The package is imported lazily.
 import dataclasses
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -99,9 +100,21 @@ class Gymnax(adaptors.Adaptor):
             errors.require_types(params)
         return inner, params
 
+    @property
+    def observe(self) -> Callable[[adaptors.KeyedState], types.PyTree]:
+        """Returns the observation of a state; absent except for MinAtar's games."""
+        inner, params = self._built
+        if not self._is_minatar:
+            raise AttributeError("observe")
+        return lambda state: self._observe(inner.get_obs(state.inner, params))
+
+    @property
+    def _is_minatar(self) -> bool:
+        return ".minatar." in type(self._built[0]).__module__
+
     def _dtype(self, leaf: jax.Array | jax.ShapeDtypeStruct) -> np.dtype:
         """Returns the dtype of an observation leaf under the contract."""
-        if ".minatar." in type(self._built[0]).__module__:
+        if self._is_minatar:
             return np.dtype(bool)
         return np.dtype(leaf.dtype)
 

@@ -192,6 +192,13 @@ class StickyActions(Wrapper):
                 f"StickyActions: {spec.name} has an action mask, which a repeated action may break"
             )
 
+    @property
+    def observe(self) -> Callable[[StickyActionsState], types.PyTree]:
+        """Returns the observation of a state; absent if the inner environment has no `observe`."""
+        inner: Any = self.inner
+        observe = inner.observe
+        return lambda state: observe(state.inner)
+
     def reset(self, key: jax.Array) -> tuple[StickyActionsState, types.TimeStep]:
         reset_key, key = jax.random.split(key)
         inner, timestep = self.inner.reset(reset_key)

@@ -56,7 +56,8 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
       reset_batch: number of streams of a device to reset together; None to reset all of them at
         every step (see `unroll.BatchedEnvironment`); "auto" for 16 on a CPU, and None elsewhere.
       num_devices: number of devices to use; None for all.
-      steps_per_pass: steps of acting in one pass of the compiled loop.
+      steps_per_pass: steps of acting in one pass of the compiled loop; "auto" for 8 on a GPU, where
+        they are fewer kernels (and take longer to compile), and 1 elsewhere.
       precision: the precision that the agent computes with.
     """
 
@@ -73,15 +74,16 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
     pbt_ranges: population_lib.Ranges = dataclasses.field(default_factory=dict)
     reset_batch: int | str | None = "auto"
     num_devices: int | None = None
-    steps_per_pass: int = 1
+    steps_per_pass: int | str = "auto"
     precision: precision_lib.Precision = precision_lib.DEFAULT
 
     def __post_init__(self):
-        errors.require_count(self, "num_envs", "rollout_length", "population", "steps_per_pass")
-        if isinstance(self.reset_batch, str):
-            errors.require_known("Anakin.reset_batch: got", self.reset_batch, ("auto",))
-        else:
-            errors.require_count(self, "reset_batch")
+        errors.require_count(self, "num_envs", "rollout_length", "population")
+        for name in ("reset_batch", "steps_per_pass"):
+            if isinstance(value := getattr(self, name), str):
+                errors.require_known(f"Anakin.{name}: got", value, ("auto",))
+            else:
+                errors.require_count(self, name)
         errors.require_count(self, "num_devices", "pbt_period")
         values = population_lib.by_option(self.agent, self.population, self.population_values)
         object.__setattr__(self, "population_values", values)
@@ -137,6 +139,13 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
         if isinstance(self.reset_batch, str):  # "auto"
             return 16 if self.mesh.devices.flat[0].platform == "cpu" else None
         return self.reset_batch
+
+    @property
+    def pass_length(self) -> int:
+        """`steps_per_pass`, or the choice for the devices: on a GPU most kernels are short."""
+        if isinstance(self.steps_per_pass, str):  # "auto"
+            return 8 if self.mesh.devices.flat[0].platform == "gpu" else 1
+        return self.steps_per_pass
 
     def trace(self, seed: int) -> jax.stages.Traced:
         """Traces one update as a run does; the run reuses the trace."""
@@ -362,7 +371,7 @@ class Anakin(contextlib.AbstractContextManager["Anakin"]):
     def _act(self):
         def act(learner: Any, streams: unroll.Streams, key: jax.Array, values: Any):
             agent = population_lib.with_options(self.agent, values)
-            sizes = self.rollout_length, self.steps_per_pass
+            sizes = self.rollout_length, self.pass_length
             params = agent.actor_params(learner)
             return unroll.unroll(agent, self._batched, params, streams, key, *sizes)
 

@@ -47,7 +47,8 @@ class BatchedEnvironment:
     """`E` copies of an environment, with next-step auto-reset (S1: the step after LAST is FIRST).
 
     Without `reset_batch` (`K`), a reset of every stream is computed at every step, which is faster
-    where a reset costs less than about ten steps.
+    where a reset costs less than about ten steps. An environment whose observations depend on its
+    state alone may have `observe(state)`, which returns them.
     """
 
     environment: environment_lib.Environment
@@ -66,6 +67,9 @@ class BatchedEnvironment:
         if self.reset_batch is None:
             fresh = self._reset(state.key, episode)
             inner, timestep = select(state.last, fresh, (inner, timestep))
+            # One observation, of the selected state: XLA removes those of both states.
+            if observe := getattr(self.environment, "observe", None):
+                timestep = timestep._replace(observation=jax.vmap(observe)(inner))
         else:
             chunk = min(self.reset_batch, episode.shape[0])  # K
             inner, timestep = self._reset_in_chunks(state, episode, (inner, timestep), chunk)
@@ -178,9 +182,10 @@ def unroll(
 
     names = environment.environment.spec.metrics
     begun = streams._replace(episodes=streams.episodes.with_metrics(names))
-    final, (timesteps, actions, extras) = jax.lax.scan(
-        step, begun, jnp.arange(length), unroll=steps_per_pass
-    )
+    with jax.named_scope("rollout"):
+        final, (timesteps, actions, extras) = jax.lax.scan(
+            step, begun, jnp.arange(length), unroll=steps_per_pass
+        )
     rollout = types.Rollout(
         timestep=jax.tree.map(
             lambda xs, x: jnp.concatenate([xs, x[None]]), timesteps, final.timestep

@@ -17,6 +17,7 @@ from podracers.scripts.benchmarks import (
     agent_speed,
     device,
     entered,
+    kernels,
     peers,
     ppo_speed,
     records,
@@ -32,10 +33,11 @@ GROUPS = {
     "tpu": tuple(f"tpu_{agent}" for agent in tpu_estimates.EXPERIMENTS),
     "device": tuple(f"device_{piece}" for piece in device.PIECES),
 }
-_LONG = ("costs", "cores", "peers", "starts", "entered", "scale")
-NAMES = ("catch", "sebulba_impala", "lpg", *_LONG, *(x for group in GROUPS.values() for x in group))
+_OTHERS = ("catch", "sebulba_impala", "lpg")
 # Only where they are named: they are long, or require more packages.
-_NAMED = (*_LONG, *GROUPS["tpu"], *GROUPS["device"])
+_ALONE = ("costs", "cores", "kernels", "peers", "starts", "entered", "scale")
+NAMES = (*_OTHERS, *_ALONE, *(name for group in GROUPS.values() for name in group))
+_NAMED = (*_ALONE, *GROUPS["tpu"], *GROUPS["device"])
 
 
 def _measure(name: str, o: argparse.Namespace) -> records.Result:
@@ -45,6 +47,7 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
     benchmarks = {
         "costs": lambda: tpu_estimates.benchmark_costs(o.devices, o.price[0], o.price[1], o.libtpu),
         "cores": lambda: tpu_estimates.benchmark_cores(o.repeats, o.libtpu),
+        "kernels": lambda: kernels.benchmark(o.libtpu, o.cuda, o.before),
         "peers": lambda: peers.benchmark(o.peers, o.repeats),
         "starts": lambda: starts.benchmark(o.peers, o.repeats, o.checkout),
         "entered": entered.benchmark,
@@ -76,7 +79,7 @@ def main() -> int:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"of {', '.join(names)}; default: all but tpu, device, {', '.join(_LONG)}",
+        help=f"of {', '.join(names)}; default: all but tpu, device, {', '.join(_ALONE)}",
     )
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=command_line.output_file, metavar="FILE")
@@ -87,8 +90,11 @@ def main() -> int:
     bindings = "of the experiment of replay, lpg, tpu, ..."
     add("--gin_bindings", **several, metavar="'NAME = VALUE'", help=bindings)
     install = "pip install --no-deps --target DIR libtpu==..."
-    compiler = f"tpu, costs, cores: folder of the TPU compiler ({install})"
+    compiler = f"tpu, costs, cores, kernels: folder of the TPU compiler ({install})"
     add("--libtpu", type=pathlib.Path, metavar="DIR", help=compiler)
+    compiler = "kernels: folder of the GPU compiler (see the error without it)"
+    add("--cuda", type=pathlib.Path, metavar="DIR", help=compiler)
+    add("--before", type=pathlib.Path, metavar="FILE", help="kernels: --json of an earlier count")
     other = "starts: folder of another version of this project"
     add("--checkout", type=pathlib.Path, metavar="DIR", help=other)
     prepared = "peers, starts: folder that scripts/prepare_peers.sh made (default: build/peers)"

@@ -16,7 +16,9 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
+import optax
 
 from agents.backends import cpu_kernels
 from podracers import parallel, types
@@ -232,6 +234,45 @@ def permute(tree: types.PyTree, permutation: jax.Array) -> types.PyTree:
         return taken
 
     return jax.tree.map(permuted, tree)
+
+
+def recurrence(terms: jax.Array, factors: jax.Array, last: jax.Array | float = 0.0) -> jax.Array:
+    """Returns `x_t = terms_t + factors_t x_{t+1}` `[T, ...]`, with `x_T = last`.
+
+    On CPU in `T` steps; elsewhere, where a step is a kernel, by doubling spans in `log T` steps.
+    """
+    if _on_cpu():
+
+        def step(x, inputs):
+            x = inputs[0] + inputs[1] * x
+            return x, x
+
+        begin = jnp.broadcast_to(last, terms.shape[1:]).astype(terms.dtype)
+        return jax.lax.scan(step, begin, (terms, factors), reverse=True)[1]
+
+    def join(later, earlier):
+        return earlier[0] + earlier[1] * later[0], earlier[1] * later[1]
+
+    terms = terms.at[-1].add(factors[-1] * last)
+    return jax.lax.associative_scan(join, (terms, factors), reverse=True)[0]
+
+
+def norm(tree: types.PyTree) -> jax.Array:
+    """Returns the Euclidean norm of all leaves; on a GPU in one sum, not one for each leaf."""
+    if parallel.platform() == "gpu":
+        return jnp.sqrt(jnp.sum(jnp.square(jax.flatten_util.ravel_pytree(tree)[0])))
+    return optax.tree.norm(tree)
+
+
+def means(values: dict[str, jax.Array], weights: jax.Array) -> dict[str, types.Mean]:
+    """Returns the `types.Mean` of each; all are of the weights' shape. On a GPU in one sum."""
+    if parallel.platform() != "gpu":
+        return {name: types.Mean.of(value, weights) for name, value in values.items()}
+    joined = jnp.stack([value.astype(jnp.float32) for value in values.values()], axis=-1)
+    kept = jnp.where(weights[..., None] > 0.0, joined, 0.0)
+    totals = jnp.sum(weights[..., None] * kept, axis=range(weights.ndim))
+    count = jnp.sum(weights)
+    return {name: types.Mean(total, count) for name, total in zip(values, totals)}
 
 
 def slices(rows: jax.Array, row: jax.Array, begin: jax.Array, size: int) -> jax.Array:

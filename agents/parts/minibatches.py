@@ -54,6 +54,7 @@ def _require_divisor(num_minibatches: int, size: int, of: str) -> None:
         )
 
 
+@jax.named_scope("shuffle")
 def over_streams(
     tree: types.PyTree, rows: types.PyTree, key: jax.Array, num_minibatches: int
 ) -> tuple[types.PyTree, types.PyTree]:
@@ -71,6 +72,7 @@ def over_streams(
     return layouts.permute(tree, permutation[:, None]), layouts.permute(rows, permutation)
 
 
+@jax.named_scope("shuffle")
 def dealer(
     network: networks.Network, batch: Any, core: Any, num_minibatches: int
 ) -> Callable[[jax.Array], tuple[Any, types.PyTree]]:
@@ -100,6 +102,7 @@ def dealer(
 
     groups = jax.tree.map(lambda x: reshaped(_grouped(x, num_minibatches, 0)), batch)
 
+    @jax.named_scope("shuffle")
     def deal(key: jax.Array) -> tuple[Any, types.PyTree]:
         permutation = _permutations(key, streams, shape).transpose(2, 1, 0)  # [M, T / M, B]
         return layouts.permute(groups, reshaped(permutation)), core

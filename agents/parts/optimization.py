@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import optax
 
+from agents.backends import layouts
 from agents.parts import options, preprocessing
 from podracers import parallel, types
 
@@ -71,7 +73,7 @@ class Optimizer:
         """The norm clip and the transformation."""
         clip = optax.identity()
         if self.max_grad_norm is not None:
-            clip = optax.clip_by_global_norm(self.max_grad_norm)
+            clip = optax.stateless(functools.partial(_clip, self.max_grad_norm))
         return optax.chain(clip, self.transformation)
 
     def init(self, params: types.PyTree) -> TrainState:
@@ -110,16 +112,28 @@ class Optimizer:
         params, optimizer_state = train_state
         with jax.named_scope("gradient"):
             gradient, output = jax.grad(total, has_aux=True)(params)
-        # One sum for both: a gradient that waits for the global count costs a second all-reduce.
-        gradient = parallel.global_mean(types.Mean(gradient, output.loss.count))
-        updates, optimizer_state = self.chain.update(gradient, optimizer_state, params)
-        params = jax.tree.map(lambda p, u: (p - learning_rate * u).astype(p.dtype), params, updates)
+        with jax.named_scope("optimizer"):
+            # One sum for both: a gradient that waits for the global count costs a second one.
+            gradient = parallel.global_mean(types.Mean(gradient, output.loss.count))
+            updates, optimizer_state = self.chain.update(gradient, optimizer_state, params)
+            params = jax.tree.map(
+                lambda p, u: (p - learning_rate * u).astype(p.dtype), params, updates
+            )
+            norm = layouts.norm(gradient)  # merged with that of the clip
         metrics = output.metrics | {
             "loss/total": output.loss,
-            "gradient_norm": types.Mean.of(optax.tree.norm(gradient)),
+            "gradient_norm": types.Mean.of(norm),
             "learning_rate": types.Mean.of(learning_rate),
         }
         return TrainState(params, optimizer_state), output._replace(metrics=metrics)
+
+
+def _clip(most: float, gradient: types.PyTree, _: types.PyTree) -> types.PyTree:
+    """Clips as `optax.clip_by_global_norm`, by the norm of `layouts`."""
+    norm = layouts.norm(gradient)
+    return jax.tree.map(
+        lambda x: jnp.where(norm < most, x, x / norm.astype(x.dtype) * most), gradient
+    )
 
 
 def annealed(
@@ -282,13 +296,17 @@ class GradientAgent(options.Optimized):
           The learner, and metrics whose totals and counts are summed over all steps.
         """
         learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+        unravel: Any = None
 
         def step(learner: Learner, minibatch: types.PyTree):
+            nonlocal unravel
             learner, output = self._step(learner, minibatch, learning_rate)
-            return learner, output.metrics
+            # One vector, because the loop would store each of the metrics by itself.
+            flat, unravel = jax.flatten_util.ravel_pytree(output.metrics)
+            return learner, flat
 
         def epoch(learner: Learner, key: jax.Array):
             return jax.lax.scan(step, learner, deal(key))
 
         learner, metrics = jax.lax.scan(epoch, learner, keys)
-        return learner, jax.tree.map(jnp.sum, metrics)
+        return learner, unravel(jnp.sum(metrics, axis=(0, 1)))

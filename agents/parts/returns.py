@@ -9,9 +9,9 @@ rules make any return correct there, for every agent:
   the value of the true final observation if the episode was truncated, and from nothing (its
   discount is 0) if it terminated. So does that of the transition in which an agent goes out.
 
-The recursions are those of rlax, https://github.com/google-deepmind/rlax, which imports a
-probability library for 0.7 s. Results for transitions out of LAST have no meaning. Losses are
-unreduced: the caller weights them and takes one mean over the global batch.
+The recursions are those of rlax, https://github.com/google-deepmind/rlax. Results for transitions
+out of LAST have no meaning. Losses are unreduced: the caller weights them and takes one mean over
+the global batch.
 
 Axis legend: `T` transitions, `B` streams, `...` any axes, the same for every argument. `_tm1` is
 where the action was chosen, `_t` on arrival. In formulas, `r_t`, `d_t` and `v_t` are the reward,
@@ -19,7 +19,6 @@ the discount and the value of time step `t`; `γ` is the discount of the agent, 
 `t` is LAST, else `lambda_`. Recursions run backwards from `T`, the end of the rollout.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
@@ -27,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from agents.backends import layouts
 from podracers import types
 
 
@@ -46,6 +46,7 @@ def traces(timestep: types.TimeStep, lambda_: jax.Array | float) -> jax.Array:
     return lambda_ * (timestep.step_type[1:] != types.LAST).astype(jnp.float32)
 
 
+@jax.named_scope("returns")
 def gae(
     timestep: types.TimeStep,
     values: jax.Array,
@@ -71,9 +72,10 @@ def gae(
     _check_shapes(timestep, values)
     discount_t = gamma * timestep.discount[1:]
     errors = timestep.reward[1:] + discount_t * values[1:] - values[:-1]
-    return _backwards(_error_sum, 0.0, errors, discount_t, traces(timestep, lambda_))
+    return layouts.recurrence(errors, discount_t * traces(timestep, lambda_))
 
 
+@jax.named_scope("returns")
 def lambda_returns(
     timestep: types.TimeStep,
     values: jax.Array,
@@ -98,13 +100,11 @@ def lambda_returns(
     """
     _check_shapes(timestep, values)
     discount_t, trace_t = gamma * timestep.discount[1:], traces(timestep, lambda_)
-
-    def step(later, reward, discount, value, trace):
-        return reward + discount * ((1.0 - trace) * value + trace * later)
-
-    return _backwards(step, values[-1], timestep.reward[1:], discount_t, values[1:], trace_t)
+    terms = timestep.reward[1:] + discount_t * (1.0 - trace_t) * values[1:]
+    return layouts.recurrence(terms, discount_t * trace_t, values[-1])
 
 
+@jax.named_scope("returns")
 def n_step(
     timestep: types.TimeStep, values: jax.Array, gamma: jax.Array | float, n: int
 ) -> jax.Array:
@@ -146,6 +146,7 @@ class Targets(NamedTuple):
     advantage: jax.Array  # advantage of the policy gradient; V-trace's has its importance weight
 
 
+@jax.named_scope("returns")
 def vtrace(
     timestep: types.TimeStep,
     values: jax.Array,
@@ -187,29 +188,13 @@ def vtrace(
     ratio = jnp.exp(log_ratio)
     errors = jnp.minimum(clip_rho, ratio) * (r_t + discount_t * v_t - v_tm1)
     cut = jnp.minimum(1.0, ratio) * traces(timestep, lambda_)
-    errors = _backwards(_error_sum, 0.0, errors, discount_t, cut)
-    target = v_tm1 + errors
+    target = v_tm1 + layouts.recurrence(errors, discount_t * cut)
     # Not `rlax.vtrace_td_error_and_advantage`: it mixes v_{s+1} with V(x_{s+1}) by `lambda_`, which
     # is the published advantage only where `lambda_` is 1.
     target_t = jnp.concatenate([target[1:], v_t[-1:]])
     target_t = jnp.where(timestep.last()[1:], v_t, target_t)
     advantage = jnp.minimum(ratio, clip_pg_rho) * (r_t + discount_t * target_t - v_tm1)
     return Targets(target, advantage)
-
-
-def _backwards(step: Callable[..., jax.Array], last: jax.typing.ArrayLike, *inputs: jax.Array):
-    """Returns `[T, B]`: `step(later result, *inputs at t)`, from `last` after the end."""
-
-    def body(later, arguments):
-        result = step(later, *arguments)
-        return result, result
-
-    begun = jnp.broadcast_to(last, inputs[0].shape[1:])
-    return jax.lax.scan(body, begun, inputs, reverse=True)[1]
-
-
-def _error_sum(later, error, discount, trace):
-    return error + discount * trace * later
 
 
 def _check_shapes(timestep: types.TimeStep, values: jax.Array) -> None:

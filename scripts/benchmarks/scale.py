@@ -3,6 +3,7 @@
 Programs are compiled for fake CPU devices and not run; docs/scaling.md has the formulas.
 """
 
+import math
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -10,12 +11,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from podracers import errors, parallel, runner, types
-from podracers.scripts.benchmarks import measure, records
+from podracers import anakin, errors, parallel, sebulba, types
+from podracers.scripts.benchmarks import measure, records, tpu_estimates
 from podracers.scripts.tracing import costs
 
+_Runner = anakin.Anakin | sebulba.Sebulba
 _ROLES = ("actor", "learner")
 # Experiment, runner, and bindings by the number of devices, each of which acts and learns.
 _CASES = (
@@ -27,8 +28,6 @@ _ENVS, _REPLAY = 16, 12_800  # environments and transitions of a device
 _SUMS = "all-reduce|all-gather|reduce-scatter|all-to-all"
 _COLLECTIVE = re.compile(rf" = (.*?) (?:{_SUMS})(?:-start)?\(")
 _ARRAY = re.compile(r"\b(pred|[suf]\d+|bf16)\[([\d,]*)\]")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CYCLES = "estimated_cycles"
 
 
 def benchmark(counts: Sequence[int]) -> records.Result:
@@ -50,7 +49,8 @@ def benchmark(counts: Sequence[int]) -> records.Result:
             bindings.append(f"NUM_ENVS = {_ENVS * count}")
             parts = measure.build(measure.files(name, kind), bindings)
             with parallel.compiling_for(jax.devices("cpu")[:count]):
-                rows += _rows(name, parts.runner, count)
+                of: Any = parts.runner
+                rows += _rows(name, of, count)
     return records.Result(
         f"Updates compiled for fake CPU devices, with {_ENVS} environments on each: bytes of a "
         "device, by the program and by the formulas of docs/scaling.md, and the work of the "
@@ -59,11 +59,12 @@ def benchmark(counts: Sequence[int]) -> records.Result:
     )
 
 
-def _rows(name: str, of: runner.Runner, count: int) -> Iterator[records.Row]:
+def _rows(name: str, of: _Runner, count: int) -> Iterator[records.Row]:
     start = time.process_time()
     compiled = of.trace(0).lower().compile()
     seconds = time.process_time() - start
     text, memory = compiled.as_text() or "", compiled.memory_analysis()
+    assert memory is not None  # of every compiler for CPUs
     replay = hasattr(of.agent, "buffer")
     sums = Messages(text, gradient_steps(of)).cycles
     for measured, unit, value in (
@@ -83,35 +84,28 @@ def _rows(name: str, of: runner.Runner, count: int) -> Iterator[records.Row]:
 class Messages(costs.Costs):
     """Bytes that devices exchange: `cycles` and `parts` count those of results of collectives."""
 
-    def __init__(self, text: str, gradient_steps: float):
-        lines = [_with_bytes(line) for line in text.replace(_CYCLES, "").splitlines()]
-        super().__init__("\n".join(lines), gradient_steps)
+    def _cost(self, instruction):
+        match = _COLLECTIVE.search(instruction.text)
+        return "", float(sum(map(_num_bytes, _ARRAY.findall(match[1])))) if match else 0.0
 
     def _passes(self, name: str) -> float:
-        if trips := _TRIPS.search(self._instructions[name].text):
-            return float(trips[1])
         num_unknown = len(self.loops)
         passes = super()._passes(name)
         return self._gradient_steps if len(self.loops) > num_unknown else passes
 
 
-def _with_bytes(line: str) -> str:
-    """Returns an instruction with the bytes of a collective in place of its cycles."""
-    if not (match := _COLLECTIVE.search(line)):
-        return line
-    size = 0
-    for kind, shape in _ARRAY.findall(match[1]):
-        bits = int(re.sub(r"\D", "", kind) or 8)
-        size += bits // 8 * int(np.prod([int(n) for n in shape.split(",") if n]))
-    return f'{line} "{_CYCLES}":"{size}"'
+def _num_bytes(array: tuple[str, str]) -> int:
+    """Returns the bytes of an array, from its dtype and its shape in a program's text."""
+    bits = int(re.sub(r"\D", "", array[0]) or 8)
+    return bits // 8 * math.prod(int(n) for n in array[1].split(",") if n)
 
 
-def rollout_bytes(of: runner.Runner, devices: int) -> float:
+def rollout_bytes(of: _Runner, devices: int) -> float:
     """Returns the bytes of a rollout on each of several devices, by docs/scaling.md."""
     return _bytes(of, _transition(of), of.rollout_length + 1) / devices
 
 
-def replay_bytes(of: runner.Runner, devices: int) -> float:
+def replay_bytes(of: _Runner, devices: int) -> float:
     """Returns the bytes of stored rollouts on each of several devices, by docs/scaling.md."""
     agent: Any = of.agent
     stored = jax.eval_shape(agent.stored, _transition(of))
@@ -119,7 +113,7 @@ def replay_bytes(of: runner.Runner, devices: int) -> float:
     return rollouts * _bytes(of, stored, of.rollout_length) / devices
 
 
-def summed_bytes(of: runner.Runner) -> float:
+def summed_bytes(of: _Runner) -> float:
     """Returns the bytes of each device in an update's sums over devices, by docs/scaling.md.
 
     These are gradients, with the count of their losses; statistics come on top.
@@ -128,22 +122,22 @@ def summed_bytes(of: runner.Runner) -> float:
     return gradient_steps(of) * (parallel.num_bytes(learner.params) + 4)
 
 
-def gradient_steps(of: runner.Runner) -> float:
+def gradient_steps(of: _Runner) -> float:
     """Returns the mean number of gradient steps of an update."""
     agent: Any = of.agent
     if hasattr(agent, "buffer"):
-        return float(agent.buffer.mean_gradient_steps(of.steps_per_update))
+        return tpu_estimates.gradient_steps(agent, of.steps_per_update)
     return getattr(agent, "epochs", 1) * agent.num_minibatches
 
 
-def _bytes(of: runner.Runner, transition: types.Rollout, timesteps: int) -> int:
+def _bytes(of: _Runner, transition: types.Rollout, timesteps: int) -> int:
     """Returns the bytes of a rollout of all streams that has a number of time steps."""
     timestep, *choice, state = map(parallel.num_bytes, transition[:4])
     streams = of.num_envs * of.environment.spec.num_agents
     return streams * (timesteps * timestep + of.rollout_length * sum(choice) + state)
 
 
-def _transition(of: runner.Runner) -> types.Rollout:
+def _transition(of: _Runner) -> types.Rollout:
     """Returns shapes of one stream's rollout with one time step and one action."""
     agent, spec = of.agent, of.environment.spec
 
@@ -154,7 +148,7 @@ def _transition(of: runner.Runner) -> types.Rollout:
         timestep = spec.timesteps(1)._replace(metrics={})
         timestep = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), timestep)
         action, _, extras = agent.act(params, state, timestep, key)
-        steps = jax.tree.map(lambda x: x[None], (timestep, action, extras))
-        return types.Rollout(*steps, state)
+        timestep, action, extras = jax.tree.map(lambda x: x[None], (timestep, action, extras))
+        return types.Rollout(timestep, action, extras, state)
 
     return jax.eval_shape(act)

@@ -95,10 +95,10 @@ def benchmark_agent(
     Raises:
       errors.UserError: there is no compiler, or no preset for a number of chips.
     """
-    version = _find_compiler(folder)
+    version = find_compiler(folder)
     rows, notes = [], []
     for count in counts:
-        preset, devices = _hardware(count)
+        preset, devices = hardware(count)
         # Files, and bindings that they require.
         cases: dict[str, tuple[Sequence[str], Sequence[str]]] = {}
         if agent in measure.EXPERIMENTS:
@@ -146,7 +146,7 @@ def benchmark_costs(
     Raises:
       errors.UserError: there is no compiler, or no preset for a number of chips.
     """
-    version, rows, notes = _find_compiler(folder), [], []
+    version, rows, notes = find_compiler(folder), [], []
     steps = f"TOTAL_STEPS = {_PUBLISHED_STEPS}"
     cases: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         f"{agent} on Atari": (files, (*_BINDINGS.get(agent, ()), steps))
@@ -211,8 +211,8 @@ def _speed_and_time(
     Raises:
       errors.UserError: the experiment requires more bindings, or a program does not compile.
     """
-    _find_compiler(folder)
-    preset, devices = _hardware(count)
+    find_compiler(folder)
+    preset, devices = hardware(count)
     settings = experiment.load([*files, preset], bindings)
     parts = settings.build()
     of = parts.runner
@@ -233,8 +233,8 @@ def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records
     Raises:
       errors.UserError: there is no compiler.
     """
-    version, rows = _find_compiler(folder), []
-    _, devices = _hardware(1)
+    version, rows = find_compiler(folder), []
+    _, devices = hardware(1)
     for length in (20, 80, 320):
         turns = {}
         for core, (kind, *options) in _CORES.items():
@@ -263,7 +263,7 @@ def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records
     )
 
 
-def _hardware(count: int) -> tuple[str, list[jax.Device]]:
+def hardware(count: int) -> tuple[str, list[jax.Device]]:
     """Returns the file of the preset for a number of chips, and chips to compile for."""
     if count not in _HARDWARE:
         raise errors.UserError(f"--devices: expected one of {[*_HARDWARE]} chips, got {count}")
@@ -272,7 +272,7 @@ def _hardware(count: int) -> tuple[str, list[jax.Device]]:
     return f"gin/hardware/{preset}.gin", grid.devices[:count]
 
 
-def _find_compiler(folder: pathlib.Path | None) -> str:
+def find_compiler(folder: pathlib.Path | None) -> str:
     """Configures JAX for the TPU compiler, and returns the compiler's version."""
     folder = folder or pathlib.Path(sysconfig.get_path("purelib"))
     library = folder / "libtpu" / "libtpu.so"
@@ -289,10 +289,16 @@ def _find_compiler(folder: pathlib.Path | None) -> str:
     return next((library.version for library in libraries), "of an unknown version")
 
 
+def gradient_steps(agent: Any, steps_per_update: int) -> float:
+    """Returns the gradient steps of an update with replay, the passes of its loop; else 1."""
+    replay = getattr(agent, "buffer", None)
+    return float(replay.mean_gradient_steps(steps_per_update)) if replay else 1.0
+
+
 def _compile_all(parts: experiment.Parts, seed: int) -> dict[str, _Program]:
     """Returns `update` of Anakin; `learn`, `begin`, `act` and `finish` of Sebulba."""
-    of, replay = parts.runner, getattr(parts.agent, "buffer", None)
-    steps = float(replay.mean_gradient_steps(of.steps_per_update)) if replay else 1.0
+    of = parts.runner
+    steps = gradient_steps(parts.agent, of.steps_per_update)
     if isinstance(of, sebulba.Sebulba):
         traced = {"learn": of.trace(seed), **of.trace_acting(seed)}
         del traced["init_actor"]  # once in a run

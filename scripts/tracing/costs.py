@@ -1,8 +1,10 @@
-"""Cycles of a program that was compiled for TPUs, read from its text.
+"""Cycles of a program that was compiled for TPUs, and kernels of any program, read from its text.
 
 The TPU compiler writes the cycles of one execution into the instructions that it schedules
 (`estimated_cycles`). Scalar operations, copies that run beside others (`copy-start`) and sums over
 devices have no estimate, and count as zero.
+
+A kernel is an instruction that a GPU would launch: one that computes or copies, outside of fusions.
 
 The runners name the parts of an update (`jax.named_scope`), and XLA keeps the names in the metadata
 of its instructions. An instruction that XLA adds, such as a copy, has no name: it belongs to the
@@ -12,9 +14,16 @@ part whose results it reads, or to the part that calls its computation.
 import collections
 import functools
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
-_PARTS = ("environment", "act", "learn")  # scopes that the runners open
+# Scopes that the runners open, and those inside them.
+_PARTS = {
+    "environment": ("reset",),
+    "act": (),
+    "rollout": (),  # contains the first two; the steps that it stores, and their statistics
+    "learn": ("returns", "shuffle", "gradient", "optimizer"),
+}
 _GRADIENT = "learn/gradient"
 _OTHER = "other"  # instructions outside all scopes
 _ENTRY = re.compile(r"^ENTRY %?([\w.\-]+)", re.MULTILINE)
@@ -28,14 +37,23 @@ _CALLED = re.compile(
 _LOOP = re.compile(r"condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _INDEX = re.compile(r"index=(\d+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_COUNTER = re.compile(r'"known_induction_variable":\{"tuple_index":"(\d+)"')
 _CONSTANT = re.compile(r"constant\((-?\d+)\)")
 # JAX writes transformations around a scope's name; a jitted function's name is no scope.
 _TRANSFORMED = re.compile(r"^(?:(?:vmap|jvp|transpose|checkpoint|remat)\()*(\w+)\)*$")
 _RUNNING = ("call", "async-start")  # these run other computations once
 _ALIASES = ("copy", "bitcast", "copy-done", "copy-start")
+# These launch no kernel of their own.
+_FREE = ("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all")
+_FREE += ("partition-id", "replica-id", "opt-barrier", "add-dependency", "domain")
+_LIBRARY = re.compile(r'custom_call_target="[^"]*(?:blas|matmul|gemm|conv|dot)', re.IGNORECASE)
+_PRODUCTS = {"dot", "convolution"}
+_KINDS = ("fusion", "copy", "sort", "scatter", "gather", "custom-call")  # others are "unfused"
 
 
 class _Instruction(NamedTuple):
+    name: str
     opcode: str
     op_name: str  # JAX's name; "" for instructions that XLA added
     operands: tuple[str, ...]  # names of instructions
@@ -47,7 +65,7 @@ class _Instruction(NamedTuple):
 class Loop(NamedTuple):
     """A loop whose number of passes depends on data; it counts as one pass."""
 
-    cycles: float  # cycles a pass
+    cycles: float  # cycles, or kernels, a pass
     operation: str
 
 
@@ -71,9 +89,10 @@ class Costs:
         self._parse(text)
         self._gradient_steps = gradient_steps
         self._part = functools.cache(self._part_of)
-        self._count = functools.cache(self._cycles_of)
+        self._count = functools.cache(self._total_of)
         self.loops: list[Loop] = []
-        self.parts = self._count(_ENTRY.findall(text)[0])
+        self._totals = self._count(_ENTRY.findall(text)[0])
+        self.parts = _summed(self._totals, 0)
         self.cycles = sum(self.parts.values())
 
     def _parse(self, text: str) -> None:
@@ -85,6 +104,7 @@ class Costs:
                 name, opcode, operands = match.groups()
                 op_name = _OP_NAME.search(line)
                 instruction = _Instruction(
+                    name,
                     opcode,
                     op_name[1] if op_name else "",
                     tuple(re.findall(r"%([\w.\-]+)", operands)),
@@ -99,9 +119,14 @@ class Costs:
                 if opcode == "while":
                     self._loops |= dict.fromkeys(_LOOP.findall(line)[0], instruction)
 
-    def _cycles_of(self, computation: str) -> dict[str, float]:
-        """Returns the cycles of a computation by part; of branches, the costliest one's."""
-        cycles = collections.defaultdict(float)
+    def _cost(self, instruction: _Instruction) -> tuple[str, float]:
+        """Returns the kind of an instruction that runs no others, and its cost."""
+        match = _CYCLES.search(instruction.text)
+        return "", float(match[1]) if match else 0.0
+
+    def _total_of(self, computation: str) -> dict[tuple[str, str], float]:
+        """Returns the costs of a computation by part and kind; of branches, the costliest one's."""
+        totals = collections.defaultdict(float)
         for name in self._computations[computation]:
             instruction, passes, runs = self._instructions[name], 1.0, []
             if instruction.opcode == "while":
@@ -111,15 +136,18 @@ class Costs:
                 runs = [max(branches, key=lambda branch: sum(branch.values()))]
             elif instruction.opcode in _RUNNING:
                 runs = map(self._count, instruction.called)
-            elif match := _CYCLES.search(instruction.text):
-                runs = [{self._part(name): float(match[1])}]
-            for part, value in (pair for run in runs for pair in run.items()):
-                cycles[part] += passes * value
-        return cycles
+            else:
+                kind, cost = self._cost(instruction)
+                runs = [{(self._part(name), kind): cost}] if cost else []
+            for key, value in (pair for run in runs for pair in run.items()):
+                totals[key] += passes * value
+        return totals
 
     def _passes(self, name: str) -> float:
         """Returns the passes of a loop; adds a loop with an unknown number to `loops`."""
         instruction = self._instructions[name]
+        if trips := _TRIPS.search(instruction.text):
+            return float(trips[1])
         condition, body = _LOOP.findall(instruction.text)[0]
         compare = self._instructions[self._computations[condition][-1]]
         if compare.opcode == "compare" and "direction=LT" in compare.text:
@@ -127,7 +155,7 @@ class Costs:
             if (bound := self._constant(limit)) is not None:
                 return bound - (self._initial(counter) or 0)
         part = self._part(name)
-        if part.startswith("learn") and _GRADIENT in self._count(body):
+        if part.startswith("learn") and _GRADIENT in _summed(self._count(body), 0):
             return self._gradient_steps
         if part != _OTHER:  # not the loop over updates
             self.loops.append(Loop(sum(self._count(body).values()), _operation(instruction)))
@@ -181,6 +209,45 @@ class Costs:
         return parts.pop() if len(parts) == 1 else _OTHER
 
 
+class Kernels(Costs):
+    """Kernels of a program; attributes are those of `Costs`, with kernels in place of cycles.
+
+    Attributes:
+      kinds: kernels by kind. "loop" is the overhead of loops: their counters, and the conditions of
+        those whose number of passes is unknown.
+    """
+
+    def __init__(self, text: str, gradient_steps: float):
+        super().__init__(text, gradient_steps)
+        self.kinds = _summed(self._totals, 1)
+
+    def _cost(self, instruction: _Instruction) -> tuple[str, float]:
+        opcode, name = instruction.opcode, instruction.computation
+        if opcode in _FREE or opcode.endswith("-done"):
+            return "", 0.0
+        if loop := self._loops.get(name):
+            counter = _COUNTER.search(loop.text)
+            if _LOOP.findall(loop.text)[0][0] == name:  # the condition
+                return "loop", 0.0 if _TRIPS.search(loop.text) else 1.0
+            returned = self._instructions[self._computations[name][-1]].operands
+            if counter and returned[int(counter[1])] == instruction.name:
+                return "loop", 1.0
+        inside = [x for called in instruction.called for x in self._computations[called]]
+        opcodes = {opcode, *(self._instructions[x].opcode for x in inside)}
+        if opcodes & _PRODUCTS or _LIBRARY.search(instruction.text):
+            return "product", 1.0
+        kind = opcode.removesuffix("-start")
+        return kind if kind in _KINDS else "unfused", 1.0
+
+
+def _summed(totals: Mapping[tuple[str, str], float], axis: int) -> dict[str, float]:
+    """Returns totals by part (axis 0) or by kind (axis 1)."""
+    summed = collections.defaultdict(float)
+    for key, value in totals.items():
+        summed[key[axis]] += value
+    return dict(summed)
+
+
 def _operation(instruction: _Instruction) -> str:
     """Returns the layer and the operation in JAX's name, or XLA's opcode."""
     pieces = [piece for piece in instruction.op_name.split("/") if "(" not in piece]
@@ -189,8 +256,10 @@ def _operation(instruction: _Instruction) -> str:
 
 
 def _scope(op_name: str) -> str:
-    """Returns one of `_PARTS`, or `_GRADIENT`, from an instruction's name; "" without any."""
+    """Returns one of `_PARTS` from an instruction's name, with its innermost scope; "" if none."""
     matches = map(_TRANSFORMED.match, op_name.split("/"))
     names = [match[1] for match in matches if match]
-    part = next((name for name in names if name in _PARTS), "")
-    return _GRADIENT if part == "learn" and "gradient" in names else part
+    parts = [name for name in names if name in _PARTS]
+    part = parts[:2][-1] if parts[:1] == ["rollout"] else next(iter(parts), "")
+    inner = [name for name in names if name in _PARTS.get(part, ())]
+    return f"{part}/{inner[-1]}" if inner else part

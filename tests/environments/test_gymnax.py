@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from environments import gymnax
-from podracers import contract, environment, types
+from environments import gymnax, wrappers
+from podracers import contract, environment, types, unroll
+from tests import streams
 
 registration = pytest.importorskip("gymnax.registration")
 
 QUICK = ["Breakout-MinAtar", "Pendulum-v1"]
+GAMES = ("Asterix", "Freeway", "SpaceInvaders")
 SLOW = set(registration.registered_envs) - {*QUICK, "MNISTBandit-bsuite"}  # it downloads images
 
 
@@ -55,6 +57,23 @@ def test_ends_are_those_of_gymnax_with_true_last_observations():
     # The ball falls past the paddle in some streams, and the clock runs out in others.
     assert set(timestep.discount[ends].tolist()) == {0.0, 1.0}
     assert (np.argmax(ends, axis=1)[(ends & (timestep.discount == 1.0)).any(axis=1)] == 8).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["Breakout", *(pytest.param(name, marks=pytest.mark.slow) for name in GAMES)]
+)
+def test_the_observation_of_the_selected_state_is_the_selected_observation(name):
+    sticky = wrappers.StickyActions(gymnax.Gymnax(f"{name}-MinAtar", {"max_steps_in_episode": 9}))
+    action = np.arange(8, dtype=np.int32) % sticky.spec.num_actions
+
+    def timesteps(reset_batch):  # with a chunk, observations themselves are selected
+        batched = unroll.BatchedEnvironment(sticky, reset_batch)
+        state, _ = batched.init(jax.random.split(jax.random.key(0), 8))
+        return jax.lax.scan(lambda state, _: batched.step(state, action), state, length=25)[1]
+
+    run = jax.jit(timesteps, static_argnums=0)
+    streams.assert_same(run(None), run(8))
+    assert not hasattr(gymnax.Gymnax("Pendulum-v1"), "observe")
 
 
 def test_dynamics_draw_new_noise_at_every_step():

@@ -58,13 +58,16 @@ def test_the_state_is_donated_and_split_over_devices(single):
     assert report.means["episode/length"].result() > 1.0
 
 
-@pytest.mark.parametrize(("platform", "chosen"), [("cpu", 16), ("gpu", None), ("tpu", None)])
-def test_the_devices_choose_how_many_streams_are_reset_together(platform, chosen):
+@pytest.mark.parametrize(
+    ("platform", "chosen", "steps"), [("cpu", 16, 1), ("gpu", None, 8), ("tpu", None, 1)]
+)
+def test_the_devices_choose_the_form_of_the_acting_loop(platform, chosen, steps):
     device = types.SimpleNamespace(platform=platform)
-    for option, expected in (("auto", chosen), (4, 4), (None, None)):
-        runner = _runner(reset_batch=option)
+    for option, expected in (("auto", (chosen, steps)), (4, (4, 4))):
+        runner = _runner(reset_batch=option, steps_per_pass=option)
         vars(runner)["mesh"] = types.SimpleNamespace(devices=np.array([device]))
-        assert runner.reset_size == expected
+        assert (runner.reset_size, runner.pass_length) == expected
+    assert _runner(reset_batch=None).reset_size is None
 
 
 def test_all_devices_are_used_by_default():

@@ -4,7 +4,10 @@ import json
 import os
 import shutil
 import sys
+import types
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from tests import processes
@@ -76,6 +79,45 @@ def test_passes_of_a_loop(costs, changes, passes, part):
 def test_bytes_of_sums_over_devices(tools, limit, passes):
     text = TEXT.replace("LIMIT_IS", limit).replace(" sine(", " all-reduce(")
     assert tools("benchmarks.scale").scale.Messages(text, 11.0).cycles == passes * 8 * 4 * 4
+
+
+def test_kernels_of_a_loop_with_its_condition(costs):
+    kernels = costs.Kernels(TEXT.replace("LIMIT_IS", "constant(5)"), 1.0)  # three passes
+    assert kernels.parts == {"learn/gradient": 6, "learn": 6}
+    # The counter, which is known only by `known_induction_variable`, is an addition.
+    assert kernels.kinds == {"loop": 3, "unfused": 6, "copy": 3}
+
+
+def test_kernels_of_a_program_counted_by_hand(tools, monkeypatch, tmp_path):
+    found = tools("benchmarks.kernels", "benchmarks.records")
+
+    def program(x):
+        def inner(_, x):
+            with jax.named_scope("act"):
+                return jnp.sort(x * 2.0)  # a fusion and a sort
+
+        def outer(_, x):
+            x = jax.lax.fori_loop(0, 5, inner, x)
+            with jax.named_scope("rollout"), jax.named_scope("environment"):
+                return x @ x
+
+        return jax.lax.fori_loop(0, 3, outer, x)
+
+    runner = types.SimpleNamespace(agent=None, steps_per_update=1)
+    runner.trace = lambda seed: jax.jit(program).trace(jnp.ones((64, 64)))
+    monkeypatch.setattr(found.kernels, "_EXPERIMENTS", {})
+    monkeypatch.setattr(found.kernels, "_runner", lambda agent: runner)
+    file = tmp_path / "earlier.json"
+    result = found.kernels.benchmark(None, None, None)
+    counts = {tuple(row.case.values())[1]: row.median for row in result.rows}
+    assert counts["acting"] == 3 * 5 * 2
+    assert counts["environment"] == 3 * 2  # a product, and XLA's copy of what the loop carries
+    assert (counts["sort"], counts["fusion"], counts["product"]) == (15, 15, 3)
+    assert counts["loop"] == 15 + 3  # counters; both numbers of passes are known
+    assert counts["all"] == sum(counts[name] for name in ("acting", "environment", "rest"))
+    found.records.Record("", {"kernels": result}, {"commit": "abc"}).write(file)
+    both = found.kernels.benchmark(None, None, file).rows
+    assert [row.measure for row in both[:2]] == ["an update compiled for the CPU, at abc"] * 2
 
 
 def test_of_two_branches_the_costlier_counts(costs):

@@ -41,6 +41,7 @@ MISTAKES = [
     ("benchmark sebulbas", "'sebulba_impala'"),
     ("benchmark peers --peers {folder}", "prepare_peers.sh"),
     ("benchmark tpu_ppo --libtpu {folder}", "libtpu=="),
+    ("benchmark kernels --cuda {folder}", "jax-cuda12-plugin=="),
     ("benchmark costs", "--price DOLLARS@DATE"),
     ("benchmark costs --price 1.2", "got '1.2'"),
     ("benchmark sebulba_impala --gin_bindings 'IMPALA.gama = 0.9'", "'gamma'"),

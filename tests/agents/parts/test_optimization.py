@@ -80,6 +80,25 @@ def test_a_tpu_selects_the_items_that_others_gather():
         streams.assert_same(found(), expected)
 
 
+def test_a_gpu_takes_norms_and_means_in_one_sum():
+    rng = np.random.default_rng(0)
+    values = {name: rng.normal(size=(LENGTH, BATCH)).astype(np.float32) for name in "ab"}
+    weights = (rng.random((LENGTH, BATCH)) < 0.7).astype(np.float32)
+    values["a"][weights == 0.0] = np.nan
+
+    def both(values, weights):
+        return layouts.norm(values["b"][0]), layouts.norm(values), layouts.means(values, weights)
+
+    values |= {"is_positive": values["b"] > 0.0}
+    results = []
+    for platform in ("cpu", "gpu"):
+        with parallel.compiling_for(platform):
+            results.append(jax.jit(both)(values, weights))
+            sums = str(jax.make_jaxpr(both)(values, weights)).count("reduce_sum")
+            assert sums == {"cpu": 10, "gpu": 4}[platform]
+    streams.assert_close(*results)
+
+
 def test_transitions_in_stacks_are_streams_of_one_step():
     stacks = python_types.SimpleNamespace(is_recurrent=False, memory_length=3)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agents.parts import returns
-from podracers import types
+from podracers import parallel, types
 from tests import streams
 from tests.agents import experience
 
@@ -44,8 +44,9 @@ def _slow(timestep, values, mean):
     return result
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 0.95, 1.0])
-def test_advantages_and_lambda_returns_equal_a_slow_loop(lambda_):
+def test_advantages_and_lambda_returns_equal_a_slow_loop(lambda_, platform):
     def mean(found):  # the forward view: a weighted sum of n-step returns
         weights = (1.0 - lambda_) * lambda_ ** np.arange(len(found))
         weights[-1] = lambda_ ** (len(found) - 1)
@@ -53,8 +54,9 @@ def test_advantages_and_lambda_returns_equal_a_slow_loop(lambda_):
 
     timestep, values, kept = _rollout()
     expected = _slow(timestep, values, mean)
-    advantage = jax.jit(returns.gae)(timestep, values, GAMMA, lambda_)
-    lambda_returns = jax.jit(returns.lambda_returns)(timestep, values, GAMMA, lambda_)
+    with parallel.compiling_for(platform):  # a loop, or an associative scan
+        advantage = jax.jit(returns.gae)(timestep, values, GAMMA, lambda_)
+        lambda_returns = jax.jit(returns.lambda_returns)(timestep, values, GAMMA, lambda_)
     np.testing.assert_array_equal(kept, returns.weights(timestep))
     np.testing.assert_allclose(advantage[kept], (expected - values[:-1])[kept], atol=5e-6)
     np.testing.assert_allclose(lambda_returns[kept], expected[kept], atol=5e-6)
