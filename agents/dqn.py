@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import rlax
+import optax
 
 from agents import networks
 from agents.networks import heads, layers
@@ -146,7 +146,7 @@ class DQN(replay.ReplayAgent, exploration.EpsilonGreedy):
         value_t = layers.take(target_q_t, jnp.argmax(selector, axis=-1))
         td_error = jax.lax.stop_gradient(r_t + discount_t * value_t) - qa_tm1
         if self.distribution is None:
-            loss, priority = rlax.huber_loss(td_error, self.huber), jnp.abs(td_error)
+            loss, priority = optax.losses.huber_loss(td_error, delta=self.huber), jnp.abs(td_error)
         else:
             loss = self.distribution.loss(
                 output_tm1, a_tm1, r_t, discount_t, target_output_t, selector

@@ -23,7 +23,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-import rlax
 
 from agents.networks import popart
 from agents.parts import actor_critic, minibatches, optimization, options, returns
@@ -129,7 +128,7 @@ class IMPALA(actor_critic.ActorCritic):
         values, weight = output.value[:-1], returns.weights(timestep)
         std = popart.std(params)
         policy_loss = -log_prob * advantage / std
-        value_loss = rlax.l2_loss(values, target) / std**2
+        value_loss = optax.losses.l2_loss(values, target) / std**2
         entropy = head.entropy(outputs, mask)
         total = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=weight)

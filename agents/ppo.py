@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import rlax
+import optax
 
 from agents import networks
 from agents.backends import layouts
@@ -145,7 +145,7 @@ class PPO(actor_critic.GeneralizedAdvantage, options.Adam):
         entropy = head.entropy(output.policy, mask)
         unit = popart.std(params)
         if self.value_clip_epsilon is None:
-            value_loss = rlax.l2_loss(output.value, batch.target)
+            value_loss = optax.losses.l2_loss(output.value, batch.target)
         else:
             epsilon = self.value_clip_epsilon * unit
             value_loss = returns.clipped_value(

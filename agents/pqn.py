@@ -22,7 +22,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-import rlax
 
 from agents import networks
 from agents.networks import encoders, layers
@@ -125,6 +124,6 @@ class PQN(inputs.NetworkAgent, options.Learning, options.Adam, exploration.Epsil
         q_values, _ = self.net.unroll(params, core, batch.timestep)
         taken = layers.take(q_values, batch.action)
         mean = functools.partial(types.Mean.of, weights=batch.weight)
-        loss = mean(rlax.l2_loss(taken, batch.target))
+        loss = mean(optax.losses.l2_loss(taken, batch.target))
         metrics = {"value/mean": mean(taken), "value/target": mean(batch.target)}
         return optimization.LossOutput(loss, metrics, outputs=q_values)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import rlax
+import optax
 
 from agents import networks
 from agents.networks import cores, heads, layers
@@ -131,7 +131,7 @@ class R2D2(inputs.NetworkAgent, replay.ReplayAgent):
         td_target = jax.lax.stop_gradient(self.targets(timestep, values))
         taken = layers.take(q_values[:-1], action)
         weight = returns.weights(timestep)
-        loss = types.Mean.of(sample.weight * rlax.l2_loss(taken, td_target), weight)
+        loss = types.Mean.of(sample.weight * optax.losses.l2_loss(taken, td_target), weight)
         metrics = {
             "value/mean": types.Mean.of(categorical.signed_parabolic(taken), weight),
             "value/target": types.Mean.of(categorical.signed_parabolic(td_target), weight),

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import rlax
+import optax
 
 from agents import networks
 from agents.networks import heads, popart
@@ -142,7 +142,7 @@ class VMPO(actor_critic.GeneralizedAdvantage, options.Adam):
         psi, log_mean = best_half(batch.advantage / std, batch.weight * batch.rho, temperature)
         policy_loss = -psi * head.log_prob(output.policy, mask, batch.extras.raw)
         temperature_loss = temperature * (self.epsilon_temperature + log_mean)
-        value_loss = rlax.l2_loss(output.value, batch.target) / std**2
+        value_loss = optax.losses.l2_loss(output.value, batch.target) / std**2
         total = policy_loss + self.value_cost * value_loss + temperature_loss
         mean = functools.partial(types.Mean.of, weights=batch.weight)
         metrics = {

@@ -204,7 +204,8 @@ def trace_faults(candidate: environment.Environment) -> list[str]:
 
 
 def _trace_faults(candidate: environment.Environment) -> list[str]:
-    reset = jax.eval_shape(candidate.reset, jax.random.key(0))
+    # The shape of a key: making one would compile two programs.
+    reset = jax.eval_shape(candidate.reset, jax.eval_shape(lambda: jax.random.key(0)))
     if fault := _pair_fault("reset", "restart", reset):
         return [fault]
     step = jax.eval_shape(candidate.step, reset[0], _action_shape(candidate))

@@ -305,7 +305,7 @@ def stream_seeds(key: jax.Array, env_id: np.ndarray) -> np.ndarray:
     Streams of one key never share a seed: the map from index to seed is one to one. Seeds of
     neighbours are far apart, for simulators that derive seeds by counting.
     """
-    base = int(jax.random.bits(key, dtype=np.uint32))
+    base = int(jax.jit(jax.random.bits, static_argnames="dtype")(key, dtype=np.uint32))
     # The golden ratio's odd multiple of 2**31 (Knuth, vol. 3, 6.4): odd numbers have an inverse.
     return (base + np.asarray(env_id, np.int64) * 1_327_217_885) % 2**31
 

@@ -159,9 +159,7 @@ class Evaluator:
           Stopped: `stop()` was true before the end.
           pipeline.WorkerError: a simulator hangs.
         """
-        index, count = share
-        first, end = (self.count * part // count for part in (index, index + 1))
-        env_id = np.arange(first, end, dtype=np.int32)
+        env_id = self._episodes_of(share)
         if not env_id.size:
             return self._unplayed((self.population, 0) if self.population > 1 else (0,))
         if not environment_lib.is_host(self.environment):
@@ -171,21 +169,32 @@ class Evaluator:
 
         def play(worker: pipeline.Worker) -> Episodes:
             batches = []
-            for start in range(first, end, size):
-                batch = np.arange(start, start + size, dtype=np.int32)
+            for start in range(0, env_id.size, size):
+                batch = np.arange(size, dtype=np.int32) + env_id[start]
                 rows = size * self.environment.spec.num_agents
                 episodes = self._unplayed((rows,))._replace(returns=np.zeros(rows, np.float64))
                 with contextlib.closing(self._steps(params, key, batch, worker)) as steps:
                     next(steps)
                     for _, timestep in steps:
                         episodes = episodes.after(timestep)
-                        if np.all(episodes.finished[: (end - start) * rows // size]):
+                        if np.all(episodes.finished[: (env_id.size - start) * rows // size]):
                             break
                 batches.append(episodes._replace(returns=episodes.returns.astype(np.float32)))
             count = env_id.size * self.environment.spec.num_agents
             return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:count], *batches)
 
         return pipeline.call("evaluation", play, self.timeout, stop)
+
+    def compile(self, params: types.PyTree, share: tuple[int, int] = (0, 1)) -> None:
+        """Compiles `run` for parameters of these `shapes`; nothing for a host environment."""
+        env_id = self._episodes_of(share)
+        if env_id.size and not environment_lib.is_host(self.environment):
+            self._run.lower(params, jax.eval_shape(lambda: run_key(0)), env_id).compile()
+
+    def _episodes_of(self, share: tuple[int, int]) -> np.ndarray:
+        index, count = share
+        first, end = (self.count * part // count for part in (index, index + 1))
+        return np.arange(first, end, dtype=np.int32)
 
     def film(self, params: types.PyTree, key: jax.Array) -> list[np.ndarray]:
         """Returns frames of the first episode of `run`, uint8 `[height, width, 3]`.
@@ -386,6 +395,14 @@ def _step(environment: environment_lib.Environment, state: Any, action: types.Py
     action = unroll.to_agents(environment.spec, action)
     state, timestep = jax.vmap(environment.step)(state, action)
     return state, unroll.to_streams(environment.spec, timestep)
+
+
+def shapes(params: types.PyTree) -> types.PyTree:
+    """Returns the shapes of parameters, on the device where `Evaluator.run` has them."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+        _on_one_device(params),
+    )
 
 
 def _on_one_device(params: types.PyTree) -> types.PyTree:

@@ -23,6 +23,7 @@ from podracers.scripts.benchmarks import (
     records,
     scale,
     sebulba_speed,
+    starts,
     tpu_estimates,
 )
 from podracers.training import summary
@@ -34,7 +35,7 @@ GROUPS = {
 }
 _OTHERS = ("catch", "sebulba_impala", "lpg")
 # Only where they are named: they are long, or require more packages.
-_ALONE = ("costs", "cores", "kernels", "peers", "entered", "scale")
+_ALONE = ("costs", "cores", "kernels", "peers", "starts", "entered", "scale")
 NAMES = (*_OTHERS, *_ALONE, *(name for group in GROUPS.values() for name in group))
 _NAMED = (*_ALONE, *GROUPS["tpu"], *GROUPS["device"])
 
@@ -48,6 +49,7 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
         "cores": lambda: tpu_estimates.benchmark_cores(o.repeats, o.libtpu),
         "kernels": lambda: kernels.benchmark(o.libtpu, o.cuda, o.before),
         "peers": lambda: peers.benchmark(o.peers, o.repeats),
+        "starts": lambda: starts.benchmark(o.peers, o.repeats, o.checkout),
         "entered": entered.benchmark,
         "scale": lambda: scale.benchmark(o.devices),
         "lpg": lambda: agent_speed.benchmark_lpg(*common),
@@ -93,7 +95,9 @@ def main() -> int:
     compiler = "kernels: folder of the GPU compiler (see the error without it)"
     add("--cuda", type=pathlib.Path, metavar="DIR", help=compiler)
     add("--before", type=pathlib.Path, metavar="FILE", help="kernels: --json of an earlier count")
-    prepared = "peers: folder that scripts/prepare_peers.sh made (default: build/peers)"
+    other = "starts: folder of another version of this project"
+    add("--checkout", type=pathlib.Path, metavar="DIR", help=other)
+    prepared = "peers, starts: folder that scripts/prepare_peers.sh made (default: build/peers)"
     add("--peers", type=pathlib.Path, metavar="DIR", default="build/peers", help=prepared)
     options = parser.parse_args()
     options.devices = options.devices or [1]

@@ -74,6 +74,19 @@ def test_imports_and_specs_touch_no_device():
     assert run.returncode == 0, run.stderr
 
 
+def test_a_start_imports_slow_libraries_late():
+    code = """
+import sys
+from agents import dqn, impala, muzero, ppo
+from podracers.commands import train
+print(*{"distrax", "orbax.checkpoint", "tensorboard"}.intersection(sys.modules))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.stdout.split() == [], run.stderr
+
+
 @pytest.mark.parametrize(
     ("package", "others"),
     [

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-import rlax
+import optax
 
 from agents.backends import layouts
 from podracers import types
@@ -124,10 +124,19 @@ def n_step(
       n: at least 1; `T` and more are Monte Carlo returns that bootstrap at the end.
     """
     _check_shapes(timestep, values)
-
+    length, r_t, v_t = len(values) - 1, timestep.reward[1:], values[1:]
     discount_t, trace_t = gamma * timestep.discount[1:], traces(timestep, 1.0)
-    recursion = jax.vmap(rlax.n_step_bootstrapped_returns, (1, 1, 1, None, 1), 1)
-    return recursion(timestep.reward[1:], discount_t, values[1:], n, trace_t)
+
+    def later(x: jax.Array, steps: int, after: jax.Array | float) -> jax.Array:
+        tail = jnp.broadcast_to(after, (min(steps, length), *x.shape[1:]))
+        return jnp.concatenate([x[steps:], tail])
+
+    result = later(v_t, n - 1, v_t[-1])
+    for i in reversed(range(n)):
+        value, trace = later(v_t, i, v_t[-1]), later(trace_t, i, 1.0)
+        result = (1.0 - trace) * value + trace * result
+        result = later(r_t, i, 0.0) + later(discount_t, i, 1.0) * result
+    return result
 
 
 class Targets(NamedTuple):
@@ -230,7 +239,8 @@ def clipped_value(
     behaviour = jax.lax.stop_gradient(behaviour)
     clipped = behaviour + jnp.clip(prediction - behaviour, -epsilon, epsilon)
     target = jax.lax.stop_gradient(target)
-    return jnp.maximum(rlax.l2_loss(prediction, target), rlax.l2_loss(clipped, target))
+    l2_loss = optax.losses.l2_loss
+    return jnp.maximum(l2_loss(prediction, target), l2_loss(clipped, target))
 
 
 def kl_estimate(log_ratio: jax.Array) -> jax.Array:

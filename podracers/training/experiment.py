@@ -38,6 +38,11 @@ class Parts(NamedTuple):
         evaluators = filter(None, (self.evaluator, self.greedy_evaluator))
         return evaluation.Evaluation(*(x.run(params, key, **options) for x in evaluators))
 
+    def compile_evaluation(self, params: types.PyTree) -> None:
+        """Compiles both evaluators for parameters of these `evaluation.shapes`."""
+        for evaluator in filter(None, (self.evaluator, self.greedy_evaluator)):
+            evaluator.compile(params)
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Experiment:

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from podracers import errors, population, trees
-from podracers.checkpoints import checkpoint
 from podracers.hosts import processes
 from podracers.training import experiment as experiment_lib
 from podracers.training import trained
@@ -53,6 +52,8 @@ def load(settings: experiment_lib.Experiment, parts: experiment_lib.Parts) -> In
             known = {word for name in expected for word in name.split("/")}
             errors.require_known(f"{_PARTS}: there is no part", part, known - {part})
     place = processes.on_lead(lambda: str(trained.open_run(path).checkpoints))
+    from podracers.checkpoints import checkpoint  # noqa: PLC0415 (orbax takes 0.4 s)
+
     checkpointer = checkpoint.Checkpointer(place, read_only=True)
     restored = checkpointer.restore(
         None,

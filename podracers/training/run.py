@@ -9,6 +9,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from podracers import (
     parallel,
     population,
 )
-from podracers.checkpoints import checkpoint, storage
+from podracers.checkpoints import storage
 from podracers.hosts import peers, processes
 from podracers.training import clock, config, initial_run, loggers, run_directory, stop_request
 from podracers.training import experiment as experiment_lib
@@ -56,6 +57,14 @@ def _closing(close: Callable[[], None]) -> Callable[..., None]:
             _LOGGER.warning("%s", errors.first_line(error))
 
     return exit_function
+
+
+def _evaluation_period(experiment: experiment_lib.Experiment, num_updates: int) -> int:
+    """Returns the updates between evaluations; 0 for a single one at the end."""
+    if experiment.evaluation_period is not None:
+        return experiment.evaluation_period
+    periods = num_updates / experiment.log_period
+    return experiment.log_period * (max(1, round(periods / _NUM_EVALUATIONS)) if periods > 1 else 0)
 
 
 class Run:
@@ -101,11 +110,7 @@ class Run:
         self._seeds = list(seeds) if runner.population > 1 else []
         self._pbt_period: int | None = getattr(runner, "pbt_period", None)
         self._update = 0
-        if (period := experiment.evaluation_period) is None:
-            periods = parts.num_updates / experiment.log_period
-            count = max(1, round(periods / _NUM_EVALUATIONS)) if periods > 1 else 0
-            period = experiment.log_period * count
-        self._evaluation_period = period
+        self._evaluation_period = _evaluation_period(experiment, parts.num_updates)
         self._origin: dict[str, Any] = {}  # the run that it began with, for records
         self._resume = resume
         # See `metrics.Report`; replay keeps observations.
@@ -114,12 +119,13 @@ class Run:
         with contextlib.ExitStack() as exits:  # the process may live on, as a notebook's does
             processes.on_lead(directory.lock.acquire)
             exits.push(_closing(directory.lock.release))
-            self._checkpointer = checkpoint.Checkpointer(
-                directory.checkpoints,
-                experiment.keep_latest,
-                experiment.keep_best,
-                replay=experiment.checkpoint_replay,
-            )
+            self._compiler = futures.ThreadPoolExecutor(1, "compiler")
+            exits.callback(self._compiler.shutdown, wait=False, cancel_futures=True)
+            if not resume:
+                self._compile_update()
+            initial_state = self._compiler.submit(runner.init, experiment.seed)
+            self._compiled_evaluation: futures.Future[None] | None = None
+            self._import_and_open()
             exits.push(_closing(self._checkpointer.close))
             exits.push(_closing(runner.close))
             for line in runner.describe():
@@ -127,16 +133,42 @@ class Run:
             if parts.evaluator.environment is not parts.environment:
                 self._print_line("evaluations: in the environment's evaluation_environment")
             self._print_line(self._schedule())
-            self._state = runner.init(experiment.seed)
+            self._state = initial_state.result()
+            del initial_state  # it holds the state, and a restored one needs its memory
             if resume and self._restore():
                 pass
             elif initial := initial or initial_run.load(experiment, parts):
                 self._state = initial_run.begin(initial, parts, self._state)
                 self._origin = {"initial_run": {"path": initial.path, "step": initial.step}}
                 self._print_line(f"beginning with {initial.path}, step {initial.step:,}")
+            if resume:  # now, because a checkpoint may have been refused
+                self._compile_update()
             self._exits = exits.pop_all()
         # Read now: the checkout may be at another commit by the end of the run.
         self._provenance = summary_lib.provenance()
+
+    def _import_and_open(self) -> None:
+        """Opens the checkpoints; imports orbax, TensorBoard and rich (0.6 s) while XLA compiles."""
+        from podracers.checkpoints import checkpoint  # noqa: PLC0415
+        from podracers.training import displays  # noqa: PLC0415
+
+        self._displays, options = displays, self._experiment
+        self._checkpointer = checkpoint.Checkpointer(
+            self._directory.checkpoints,
+            options.keep_latest,
+            options.keep_best,
+            replay=options.checkpoint_replay,
+        )
+
+    def _compile_update(self) -> None:
+        """Starts to compile the update, which XLA does without the interpreter's lock.
+
+        It is one program at a time: each uses several cores, and two take longer than in turn.
+        """
+        self._compiled_update: futures.Future[Any] | None = None
+        if self._runner.updates_per_dispatch is None:  # else errors of actors come first
+            update = self._runner.trace(self._experiment.seed).lower()
+            self._compiled_update = self._compiler.submit(update.compile)
 
     def _restore(self) -> bool:
         """Restores the newest checkpoint; returns whether there is one."""
@@ -271,13 +303,15 @@ class Run:
             row["seed"]: {f"{agent}.{name}": x for name, x in row["values"].items()}
             for row in population.rows(options, self._seeds, {})
         }
-        self._loggers.append(loggers.TensorBoardLogger(self._directory.path, resumed, members))
+        self._loggers.append(
+            self._displays.TensorBoardLogger(self._directory.path, resumed, members)
+        )
         self._loggers.append(loggers.JsonlLogger(self._directory.metrics, resumed))
         if (tracker := self._experiment.tracker) is not None:
             self._loggers.append(tracker.open(self._directory, self._resume))
         if self._progress:
             total = self._parts.num_updates * self._runner.steps_per_update
-            self._loggers.append(loggers.TerminalLogger(total))
+            self._loggers.append(self._displays.TerminalLogger(total))
         self._loggers += self._extra_loggers
         for logger in self._loggers:
             self._exits.push(_closing(logger.close))
@@ -326,8 +360,14 @@ class Run:
     def _dispatch(self, size: int) -> None:
         """Runs some updates, and adds them to the report of the log period."""
         start = time.perf_counter()
+        if self._compiled_update is not None:
+            self._compiled_update.result()
         self._state, report = self._runner.step(self._state, size, self._report)
         self._report = report = jax.device_get(report)
+        if self._compiled_evaluation is None:
+            params = evaluation.shapes(self._runner.actor_params(self._state))
+            work = self._parts.compile_evaluation, params
+            self._compiled_evaluation = self._compiler.submit(*work)
         seconds = time.perf_counter() - start
         self._pace = seconds / size
         self._clock.add_dispatch(seconds, size * self._runner.steps_per_update)
@@ -438,6 +478,8 @@ class Run:
         Returns the score, None if a signal stopped any process; and in process 0 the evaluation
         and the uniform policy's episodes.
         """
+        if self._compiled_evaluation is not None:  # else no update was left
+            self._compiled_evaluation.result()
         params = self._runner.actor_params(self._state)
         key = evaluation.run_key(self._experiment.seed, None if final else self._update)
 

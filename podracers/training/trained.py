@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from podracers import errors, population, types
-from podracers.checkpoints import checkpoint, storage
+from podracers.checkpoints import storage
 from podracers.training import experiment, run_directory
 
 
@@ -83,6 +83,8 @@ def params(
     """
     if not isinstance(directory, run_directory.RunDirectory):
         directory = open_run(directory)
+    from podracers.checkpoints import checkpoint  # noqa: PLC0415 (orbax takes 0.4 s)
+
     checkpointer = checkpoint.Checkpointer(directory.checkpoints, read_only=True)
     restored = checkpointer.restore(parts and _template(parts), "params", best, only=step)
     if restored is None:

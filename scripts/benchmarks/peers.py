@@ -11,7 +11,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from podracers.scripts.benchmarks import contender, measure, peer_programs, ppo_
 
 
 @dataclasses.dataclass(frozen=True)
-class _Task:
+class Task:
     """Work that is equal for all programs."""
 
     name: str
@@ -38,20 +39,20 @@ _PPO = (
     "PPO on {0}, {1:,} environments x 128 steps, 4 epochs x {2} minibatches, two {3} layers of 64 "
     "for each of policy and value, Adam; actions are not sticky"
 )
-_TASKS = {
-    "cartpole": _Task(
+TASKS = {
+    "cartpole": Task(
         *("PPO, CartPole", ("PureJaxRL", "rejax"), 64, 8192),
         _PPO.format("CartPole", 64, 4, "tanh"),
     ),
-    "breakout": _Task(
+    "breakout": Task(
         *("PPO, MinAtar Breakout", ("PureJaxRL", "rejax"), 32, 8192),
         _PPO.format("MinAtar's Breakout", 64, 8, "relu"),
     ),
-    "breakout_8192": _Task(
+    "breakout_8192": Task(
         *("PPO, MinAtar Breakout, 8,192 environments", ("PureJaxRL", "rejax"), 4, 1 << 20),
         _PPO.format("MinAtar's Breakout", 8192, 8, "relu"),
     ),
-    "pong": _Task(
+    "pong": Task(
         *("IMPALA, Pong", ("Cleanba",), 10, 640),
         "IMPALA on EnvPool's Pong-v5, 32 environments x 20 steps, 4 minibatches, RMSProp, the "
         "network of Mnih et al. 2015 on four frames; 18 sticky actions of policies that are one "
@@ -85,12 +86,23 @@ class _Turns:
         return self._first - (lead_in + self._updates - 1) * update
 
 
-class _Peer:
-    """A program of another codebase, which starts at the first call."""
+class Peer:
+    """A program of another codebase, which starts at the first call.
 
-    def __init__(self, name: str, task: str, folder: pathlib.Path):
-        updates = _TASKS[task].updates
-        self._steps = updates * _TASKS[task].steps
+    Attributes:
+      steps: agent steps of a call, by default of the task's updates.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        task: str,
+        folder: pathlib.Path,
+        updates: int | None = None,
+        variables: Mapping[str, str] = types.MappingProxyType({}),  # of its environment
+    ):
+        updates = updates or TASKS[task].updates
+        self.steps = updates * TASKS[task].steps
         python = folder / "cleanba-env/bin/python" if name == "Cleanba" else sys.executable
         words = [python, peer_programs.__file__, name.lower(), task, updates, folder]
         self._log = folder / f"{name.lower()}-{task}.log"
@@ -101,7 +113,7 @@ class _Peer:
             stdout=subprocess.PIPE,
             text=True,
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(folder / "packages")},
+            env=os.environ | {"PYTHONPATH": str(folder / "packages"), **variables},
             start_new_session=True,
         )
         self._process: subprocess.Popen[str] | None = None
@@ -118,7 +130,7 @@ class _Peer:
         if not seconds:
             last = self._log.read_text().strip().splitlines() or ["no output"]
             raise errors.RunFailure(f"{last[-1]} ({self._log})")
-        return self._steps / float(seconds)
+        return self.steps / float(seconds)
 
     def memory(self) -> int:
         """Returns the peak of resident bytes."""
@@ -134,7 +146,7 @@ class _Peer:
 
 def _ours(name: str, devices: int = 1) -> measure.Stepper:
     jax.config.update("jax_num_cpu_devices", devices)
-    task = _TASKS[name]
+    task = TASKS[name]
     if name == "pong":
         bindings = ["IMPALA.num_minibatches = 4", "IMPALA.optimizer = 'rmsprop'"]
         runner = measure.build(["gin/experiments/pong_impala.gin"], bindings).runner
@@ -165,7 +177,7 @@ def benchmark(folder: pathlib.Path, repeats: int) -> records.Result:
         # With a device for each core, no operation waits for the threads of another core.
         makers["this project, 2 CPU devices"] = functools.partial(_ours, devices=2)
         last = "pong"
-    tasks = {name: _TASKS[name] for name in ("cartpole", "breakout", last)}
+    tasks = {name: TASKS[name] for name in ("cartpole", "breakout", last)}
     for name, task in tasks.items():
         with contextlib.ExitStack() as stack:
             ours = stack.enter_context(contender.together(makers, name))
@@ -174,7 +186,7 @@ def benchmark(folder: pathlib.Path, repeats: int) -> records.Result:
                 key: _Turns(program, task.steps, 2 * task.updates) for key, program in ours.items()
             }
             for peer in task.peers:
-                programs[peer] = _Peer(peer, name, folder)
+                programs[peer] = Peer(peer, name, folder)
                 stack.callback(programs[peer].close)
                 turns[peer] = _Turns(programs[peer], task.steps, task.updates)
             rates = measure.take_turns(turns, repeats)

@@ -15,7 +15,7 @@ ATARI = {"img_height": 36, "img_width": 36, "frame_skip": 4}
 
 @pytest.fixture(scope="module")
 def scripts(tools):
-    names = ("measure", "contender", "records", "sebulba_speed", "peers", "device")
+    names = ("measure", "contender", "records", "sebulba_speed", "peers", "device", "starts")
     return tools(*(f"benchmarks.{name}" for name in names))
 
 
@@ -110,10 +110,30 @@ def test_turns_time_the_start_of_a_program(scripts, monkeypatch):
 
 
 def test_a_peer_that_fails_is_reported_with_its_last_line(scripts, tmp_path):
-    peer = scripts.peers._Peer("rejax", "cartpole", tmp_path)  # a folder without its packages
+    peer = scripts.peers.Peer("rejax", "cartpole", tmp_path)  # a folder without its packages
     with pytest.raises(errors.RunFailure, match=r"No module named 'rejax'.*rejax-cartpole\.log"):
         peer()
     peer.close()
+
+
+def test_starts_with_an_empty_and_a_filled_cache_take_turns(scripts, tmp_path, monkeypatch):
+    calls, total = [], scripts.starts._TOTAL
+
+    def start(work, program, *cache):
+        calls.append((work, str(program), cache[-1]))
+        return {"imports": 1.0, total: len(calls) % 9 + 1.0}
+
+    monkeypatch.setattr(scripts.starts, "_ours", start)
+    monkeypatch.setattr(scripts.starts, "_peer", start)
+    rows = scripts.starts.benchmark(tmp_path, repeats=1, checkout=tmp_path / "old").rows
+    order = [(program, cache) for work, program, cache in calls if work == "cartpole"]
+    assert [program for program, _ in order[:8:2]] == [program for program, _ in order[1:8:2]]
+    assert len({cache for _, cache in order[:8]}) == 4 == len({name for name, _ in order})
+    assert order[8][0] == order[0][0]  # the second round
+    medians = {tuple(row.case.values()): row.median for row in rows if row.measure == total}
+    assert medians["rejax", "PPO, CartPole", "filled"] == 16 % 9 + 1.0
+    ratios = [row.case["program"] for row in rows if row.unit == "ratio"]
+    assert ratios[:3] == [f"this project / {name}" for name in ("before", "PureJaxRL", "rejax")]
 
 
 def test_files_of_results(scripts, tmp_path):

@@ -11,7 +11,7 @@ from tensorboard.plugins.hparams import metadata
 from tensorboard.util import tensor_util
 
 from podracers import errors
-from podracers.training import loggers
+from podracers.training import displays, loggers
 
 
 def _read(path):
@@ -64,13 +64,13 @@ def test_a_damaged_line_is_left_out_at_the_end_and_else_a_failure(tmp_path, capl
 
 
 def test_tensorboard_shows_curves_and_hides_those_after_the_checkpoint(tmp_path):
-    logger = loggers.TensorBoardLogger(tmp_path)
+    logger = displays.TensorBoardLogger(tmp_path)
     for step in (10, 20, 30, 40):
         logger.write(step, {"loss": step / 4, "return": math.nan if step < 40 else 1.0})
     assert _curve(tmp_path, "loss") == [(10, 2.5), (20, 5.0), (30, 7.5), (40, 10.0)]  # flushed
     assert _curve(tmp_path, "return") == [(40, 1.0)]
     logger.close()
-    logger = loggers.TensorBoardLogger(tmp_path, resume_step=20)
+    logger = displays.TensorBoardLogger(tmp_path, resume_step=20)
     logger.write(30, {"loss": -1.0})
     logger.close()
     assert _curve(tmp_path, "loss") == [(10, 2.5), (20, 5.0), (30, -1.0)]
@@ -78,11 +78,11 @@ def test_tensorboard_shows_curves_and_hides_those_after_the_checkpoint(tmp_path)
 
 def test_tensorboard_shows_the_configuration(tmp_path):
     values = {"PPO.gamma": 0.9, "PPO.epochs": 4.0, "x": True, "agent": "PPO"}
-    logger = loggers.TensorBoardLogger(tmp_path)
+    logger = displays.TensorBoardLogger(tmp_path)
     logger.write_configuration(0, {"config": "# no heading\nA = *b* <c>\n"}, values)
     logger.close()
     values["PPO.epochs"] = 8.0
-    logger = loggers.TensorBoardLogger(tmp_path, resume_step=0)
+    logger = displays.TensorBoardLogger(tmp_path, resume_step=0)
     logger.write_configuration(0, {}, values)  # replaces the row, and keeps the page
     events = _events(tmp_path)
     (page,) = events.Tensors("config")
@@ -94,7 +94,7 @@ def test_tensorboard_shows_the_configuration(tmp_path):
     assert {n: getattr(v, v.WhichOneof("kind")) for n, v in found.hparams.items()} == values
 
 
-@pytest.mark.parametrize("kind", [loggers.JsonlLogger, loggers.TensorBoardLogger])
+@pytest.mark.parametrize("kind", [loggers.JsonlLogger, displays.TensorBoardLogger])
 def test_a_full_disk_is_one_line(mount, kind):
     full_disk = mount("16k")
     logger = kind(full_disk / "metrics.jsonl" if kind is loggers.JsonlLogger else full_disk)
@@ -115,8 +115,8 @@ SHOWN = "312,346 steps/s  return -1235  eval -1235  loss -0.0001235"
 
 def test_a_file_gets_a_line_each_ten_seconds_with_the_last_values_that_are_not_nan(monkeypatch):
     now, file = [0.0], io.StringIO()
-    monkeypatch.setattr(loggers.time, "monotonic", lambda: now[0])
-    logger = loggers.TerminalLogger(1000, file)
+    monkeypatch.setattr(displays.time, "monotonic", lambda: now[0])
+    logger = displays.TerminalLogger(1000, file)
     for step in range(20, 1001, 20):
         now[0] += 1.0
         logger.write(step, VALUES if step == 20 else {"loss/total": math.nan})
@@ -131,7 +131,7 @@ def test_a_terminal_gets_a_line_of_80_columns(monkeypatch):
         monkeypatch.setenv(name, value)
     file = io.StringIO()
     file.isatty = lambda: True
-    logger = loggers.TerminalLogger(2_600_000, file)
+    logger = displays.TerminalLogger(2_600_000, file)
     assert "compiling" in file.getvalue()
     for step in range(100_000, 2_600_001, 100_000):
         logger.write(step, VALUES)

@@ -106,7 +106,17 @@ def population(settings, parts, tmp_path_factory):
     """A run of two seeds, whose periods do not divide one another; its folder and summary."""
     directory = run_directory.RunDirectory(tmp_path_factory.mktemp("population"))
     directory.config.write_text(settings.text())
+    compiled = []
+
+    def count(event, _, **of):
+        if "backend_compile" in event:
+            compiled.append(of["fun_name"])
+
+    jax.monitoring.register_event_duration_secs_listener(count)
     summary, _ = _run(settings, directory, parts=parts)
+    jax.monitoring.unregister_event_duration_listener(count)
+    # The thread that compiles and the calls share programs; evaluations are sampled and greedy.
+    assert [compiled.count(f"jit({name})") for name in ("_step_shard", "run")] == [1, 2]
     return directory, summary
 
 
@@ -407,6 +417,14 @@ def test_a_fault_names_member_update_and_newest_checkpoint(settings, parts, tmp_
     assert processes.num_lines(tmp_path) == 4
 
 
+def test_a_failure_to_compile_ends_the_run_with_its_cause(settings, parts, tmp_path, monkeypatch):
+    """The update compiles in a thread, beside the initial state."""
+    monkeypatch.setattr(jax.stages.Lowered, "compile", mock.Mock(side_effect=MemoryError("none")))
+    with pytest.raises(MemoryError, match="none"):
+        _run(settings, _directory(tmp_path), parts=parts)
+    assert processes.num_lines(tmp_path) == 0
+
+
 class Endless(catch.Catch):
     """Its episodes never end, and its discounts are those of an algorithm."""
 
@@ -459,14 +477,16 @@ def test_resuming_with_a_fixed_option_changed_is_refused(population, binding, se
     ("binding", "message"),
     [("SEED = 7", "seed, 3"), ("Experiment.checkpoint_directory = '{}'", "of .*; got none")],
 )
-def test_a_run_that_is_refused_releases_its_directory(
-    population, parts, binding, message, tmp_path
+def test_a_run_that_is_refused_releases_its_directory_and_compiles_nothing(
+    population, parts, binding, message, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compiled := mock.Mock())
     directory = _directory(population[0].path)
     changed = experiment.load([str(directory.config)], [binding.replace("{}", str(tmp_path))])
     with pytest.raises(errors.UserError, match=message):
         _run(changed, directory, parts=parts, resume=True)
     run_directory.Lock(directory.path).acquire()
+    assert not compiled.called
 
 
 def test_a_failure_while_a_run_ends_hides_no_first_cause(
