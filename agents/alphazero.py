@@ -47,7 +47,7 @@ class AlphaZero(planning.SearchAgent):
 
     Attributes:
       spec: environment specification, of a `wrappers.Searchable`.
-      network: `network(spec, num_actions, num_atoms)` returns a network with output
+      network: `network(spec, num_outputs, num_atoms)` returns a network with output
         `muzero_networks.Prediction`.
     """
 
@@ -96,8 +96,8 @@ class AlphaZero(planning.SearchAgent):
         moves = jnp.where(timestep.first(), 0, actor_state)
         temperature = self.temperature_at(params, moves, evaluation)
         root = dataclasses.replace(root, embedding=node)
-        plan = self._search.run(self._model(params), root, mask, temperature, key)
-        return plan.action, moves + 1, planning.Extras(plan.policy, plan.value)
+        extras, action = self.searched(self._model(params), root, mask, temperature, key)
+        return action, moves + 1, extras
 
     def _model(self, params):
         """Returns the environment as a model, for the search."""
@@ -111,7 +111,9 @@ class AlphaZero(planning.SearchAgent):
             prediction, _ = self.net.step(params.params, (), row)
             reward, prediction = jax.tree.map(lambda x: x[0], (row.reward, prediction))
             mask = environment.action_mask(timestep.observation)
-            logits = heads.legal_values(prediction.policy, mask)
+            logits = prediction.policy
+            if mask is not None:  # of a multi-discrete action, [D, A]
+                logits = heads.legal_values(logits.reshape(mask.shape), mask).reshape(logits.shape)
             after = _Node(state, timestep.last(), self._support.decode(prediction.value), logits)
             # The successor of an ended node is the node itself, which changes no mean.
             after = jax.tree.map(lambda x, y: jnp.where(node.ended, x, y), node, after)
@@ -145,8 +147,10 @@ class AlphaZero(planning.SearchAgent):
         first = jax.tree.map(lambda x: x[:1], timestep)
         prediction, _ = self.net.unroll(params, (), first)
         no_reward = prediction.value[:0]
+        raw = jax.tree.map(lambda x: x[:1], sample.rollout.extras.raw)
+        log_policy = self.log_policy(prediction.policy, raw)
         return planning.loss(
-            planning.Unrolled(prediction.policy, prediction.value, no_reward),
+            planning.Unrolled(log_policy, prediction.value, no_reward),
             jax.lax.stop_gradient(targets),
             sample.weight,
             self._support,

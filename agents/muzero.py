@@ -36,7 +36,7 @@ class MuZero(planning.SearchAgent):
     (appendix H). `planning.SearchAgent` describes the options that are not listed here.
 
     Attributes:
-      network: `network(spec, num_actions, num_atoms)` returns a `muzero_networks.Model`.
+      network: `network(spec, num_outputs, num_atoms)` returns a `muzero_networks.Model`.
       unroll_steps: `K`, steps of the unrolled model.
       fresh_values: whether returns bootstrap from the target network's current values, not from the
         stored values of the search, so that old replay holds no old values (Ye et al., "Mastering
@@ -98,8 +98,7 @@ class MuZero(planning.SearchAgent):
     def _plan(self, params, latent, mask, temperature, key):
         """Returns the `planning.Extras` and actions of searches from latents `[B, F]`."""
         root = planning.root(self.net.predict(params, latent), latent, self._support)
-        plan = self._search.run(self._model(params), root, mask, temperature, key)
-        return planning.Extras(plan.policy, plan.value), plan.action
+        return self.searched(self._model(params), root, mask, temperature, key)
 
     def _model(self, params):
         """Returns the learnt model, for the search."""
@@ -109,7 +108,7 @@ class MuZero(planning.SearchAgent):
             prediction = self.net.predict(params, latent)
             output = mctx.RecurrentFnOutput(
                 reward=self._support.decode(reward),
-                discount=self._discount(action, passes),
+                discount=self._discount(passes),
                 prior_logits=prediction.policy,
                 value=self._support.decode(prediction.value),
             )
@@ -117,12 +116,12 @@ class MuZero(planning.SearchAgent):
 
         return imagine
 
-    def _discount(self, action, passes):
-        """Returns the discounts `[...]` of imagined steps, from logits that the turn passes."""
+    def _discount(self, passes):
+        """Returns the discount of imagined steps, or `[...]`, from logits that the turn passes."""
         if self.net.dynamics.learns_turns:
             return self.gamma * (1.0 - 2.0 * jax.nn.sigmoid(passes))
         sign = -1.0 if self.spec.players == 2 else 1.0
-        return jnp.full(action.shape, sign * self.gamma)
+        return jnp.float32(sign * self.gamma)
 
     def sample(self, learner, memory, key):
         if not self.reanalyze:
@@ -209,8 +208,10 @@ class MuZero(planning.SearchAgent):
         action = rollout.action[begin : begin + self.unroll_steps]
         _, (later, reward, passes) = jax.lax.scan(imagine, first, action)
         prediction = self.net.predict(params, jnp.concatenate([first[None], later]))
+        raw = jax.tree.map(lambda x: x[begin:][: len(action) + 1], rollout.extras.raw)
+        log_policy = self.log_policy(prediction.policy, raw)
         consistency = None
         if self.consistency_cost:
             inconsistency = self.net.inconsistency(params, later, jnp.stack(observed))
             consistency = self.consistency_cost * inconsistency
-        return planning.Unrolled(prediction.policy, prediction.value, reward, passes, consistency)
+        return planning.Unrolled(log_policy, prediction.value, reward, passes, consistency)

@@ -15,7 +15,7 @@ from agents import dqn, impala, muzero, networks, ppo, pqn, r2d2, sac, vmpo
 from agents.networks import cores, encoders, heads
 from agents.networks import muzero as muzero_networks
 from agents.networks import sac as sac_networks
-from agents.search import tree_search
+from agents.search import proposals, tree_search
 from podracers import agent as agent_lib
 from podracers import anakin, environment, metrics, runner, sebulba, types
 from tests import streams
@@ -195,6 +195,16 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
         unroll_steps=2,
         **SEARCH,
         **_PRIORITIES,
+    ),
+    "muzero_sampled": lambda: case(
+        muzero.MuZero,
+        tiny_network(make=muzero_networks.model, latent_size=8, hidden_sizes=(8,)),
+        "continuous",
+        masked=False,
+        proposal=functools.partial(proposals.Proposal, num_actions=4, uniform_fraction=0.2),
+        unroll_steps=2,
+        reanalyze=0.5,
+        **SEARCH,
     ),
 }
 

@@ -34,7 +34,7 @@ SLOW = {
     "anakin": ("ppo_scaled", "impala", "vmpo_continuous", "rainbow", "pqn_gru", "r2d2", "sac_gru"),
     "sebulba": ("ppo_gru_frames", "impala_lstm", "vmpo", "pqn", "sac_discrete", "ppo_asymmetric"),
 }
-SLOW["anakin"] += ("sac", "muzero")
+SLOW["anakin"] += ("sac", "muzero", "muzero_sampled")
 SLOW["sebulba"] += ("ppo_lstm", "sac_discrete_lstm")
 # Numbers of devices besides four. `test_parity` compares Sebulba on one with Anakin on four.
 NUM_DEVICES = {

@@ -376,3 +376,13 @@ def from_spec(action_spec: specs.BoundedArray, kind: str | None = None) -> Actio
         maximum=tuple(maximum.tolist()),
         shape=tuple(action_spec.shape),
     )
+
+
+def features(action: jax.Array, action_spec: specs.BoundedArray) -> jax.Array:
+    """Returns an action as features `[..., F]`: one-hot parts, or components in `[-1, 1]`."""
+    if np.issubdtype(action_spec.dtype, np.floating):
+        head = from_spec(action_spec)
+        assert isinstance(head, Gaussian)
+        return head.to_units(action)
+    sizes = np.broadcast_to(action_spec.maximum, action_spec.shape).reshape(-1) + 1  # [D]
+    return layers.one_hot(action if action_spec.shape else action[..., None], sizes)

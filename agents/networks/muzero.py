@@ -4,7 +4,7 @@ The latent state is scaled to [0, 1]; Schrittwieser et al., "Mastering Atari, Go
 planning with a learned model", 2020, https://arxiv.org/abs/1911.08265, appendix G. It is a vector,
 from any encoder, and dynamics and predictions are dense layers.
 
-Axis legend: `T` time, `B` streams, `F` features, `A` actions, `Z` atoms.
+Axis legend: `T` time, `B` streams, `F` features, `O` outputs of the policy, `Z` atoms.
 """
 
 import functools
@@ -15,8 +15,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from dm_env import specs
 
-from agents.networks import encoders, layers
+from agents.networks import encoders, heads, layers
 from agents.networks import network as networks
 from podracers import environment, errors
 
@@ -26,7 +27,7 @@ _EPSILON = 1e-5  # a latent whose entries are all equal must not be divided by z
 class Prediction(NamedTuple):
     """The predicted policy and value of a latent state."""
 
-    policy: jax.Array  # [..., A] logits
+    policy: jax.Array  # [..., O] logits of all actions, or outputs for an action head
     value: jax.Array  # [..., Z] logits
 
 
@@ -66,9 +67,9 @@ class _Representation(nn.Module):
 
 
 class _Dynamics(nn.Module):
-    """From a latent and an action to the next latent and the reward."""
+    """From a latent and an action of the specification to the next latent and the reward."""
 
-    num_actions: int
+    action: specs.BoundedArray
     num_atoms: int
     hidden_sizes: tuple[int, ...]
     learns_turns: bool = False
@@ -80,7 +81,7 @@ class _Dynamics(nn.Module):
         The last, `[...]`, is that of the probability that the other player is to move; None unless
         the model learns turns.
         """
-        taken = jax.nn.one_hot(action, self.num_actions)
+        taken = heads.features(action, self.action)
         hidden = _Hidden(self.hidden_sizes)(jnp.concatenate([latent, taken], axis=-1))
         change = layers.Dense(latent.shape[-1], scale=1.0, name="change")(hidden)
         reward = layers.Dense(self.num_atoms, scale=0.01, name="reward")(hidden)
@@ -96,7 +97,7 @@ class _Predictor(nn.Module):
     With several cells, the inputs of the policy's layer are the latent.
     """
 
-    num_actions: int
+    num_outputs: int
     num_atoms: int
     hidden_sizes: tuple[int, ...]
     num_cells: int = 1
@@ -105,7 +106,7 @@ class _Predictor(nn.Module):
     def __call__(self, latent):
         """Returns the `Prediction` `[...]`."""
         hidden = _Hidden(self.hidden_sizes)(latent)
-        layer = layers.Dense(self.num_actions, 0.01, num_cells=self.num_cells, name="policy")
+        layer = layers.Dense(self.num_outputs, 0.01, num_cells=self.num_cells, name="policy")
         policy = layer(hidden if self.num_cells == 1 else latent)
         value = layers.Dense(self.num_atoms, scale=0.01, name="value")(hidden)
         return Prediction(policy, value)
@@ -145,7 +146,8 @@ class Model(NamedTuple):
         representation = self.representation.init(keys["representation"], timestep)
         core = self.representation.initial_core(1)
         latent, _ = jax.eval_shape(self.representation.step, representation, core, timestep)
-        latent, action = jnp.zeros(latent.shape), jnp.zeros((1,), jnp.int32)
+        action = self.dynamics.action
+        latent, action = jnp.zeros(latent.shape), jnp.zeros((1, *action.shape), action.dtype)
         params = {
             "representation": representation,
             "dynamics": self.dynamics.init(keys["dynamics"], latent, action)["params"],
@@ -160,7 +162,7 @@ class Model(NamedTuple):
         return networks.apply(self.predictor, params["predictor"], latent)
 
     def imagine(self, params, latent: jax.Array, action: jax.Array):
-        """Returns the latents after actions `[...]`, and logits: see `_Dynamics`."""
+        """Returns the latents after actions `[..., *shape]`, and logits: see `_Dynamics`."""
         return networks.apply(self.dynamics, params["dynamics"], latent, action)
 
     def inconsistency(self, params, imagined: jax.Array, observed: jax.Array) -> jax.Array:
@@ -180,7 +182,7 @@ class Model(NamedTuple):
 
 def model(
     spec: environment.EnvironmentSpec,
-    num_actions: int,
+    num_outputs: int,
     num_atoms: int,
     *,
     encoder: nn.Module | None = None,
@@ -194,7 +196,7 @@ def model(
 
     Args:
       spec: environment specification.
-      num_actions: number of actions, `A`.
+      num_outputs: number of outputs of the policy, `O`.
       num_atoms: number of atoms of rewards and values, `Z`.
       encoder: module of `agents.networks.encoders`; by default two ReLU layers of 128.
       core: module of `agents.networks.cores`; by default none. MuZero refuses one with memory.
@@ -205,12 +207,13 @@ def model(
     """
     errors.require_types(model, locals())
     torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core)
-    sizes = num_actions, num_atoms, tuple(hidden_sizes)
+    sizes = num_atoms, tuple(hidden_sizes)
     module = _Representation(torso, latent_size)
     representation = networks.Composed(spec, module, frame_stack, torso.encoder)
     projector = _Projector(projection_size) if projection_size else None
-    dynamics = _Dynamics(*sizes, learns_turns=spec.players == 2 and not spec.alternates)
-    return Model(representation, dynamics, _Predictor(*sizes), projector)
+    learns_turns = spec.players == 2 and not spec.alternates
+    dynamics = _Dynamics(spec.action, *sizes, learns_turns)
+    return Model(representation, dynamics, _Predictor(num_outputs, *sizes), projector)
 
 
 class _PolicyValue(nn.Module):
@@ -231,7 +234,7 @@ class _PolicyValue(nn.Module):
 
 def policy_value(
     spec: environment.EnvironmentSpec,
-    num_actions: int,
+    num_outputs: int,
     num_atoms: int,
     *,
     encoder: nn.Module | None = None,
@@ -243,7 +246,7 @@ def policy_value(
 
     Args:
       spec: environment specification.
-      num_actions: number of actions, `A`.
+      num_outputs: number of outputs of the policy, `O`.
       num_atoms: number of atoms of rewards and values, `Z`.
       encoder: module of `agents.networks.encoders`; by default two ReLU layers of 128.
       core: module of `agents.networks.cores`; by default none. AlphaZero refuses one with memory.
@@ -252,5 +255,5 @@ def policy_value(
     """
     errors.require_types(policy_value, locals())
     torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core)
-    predictor = _Predictor(num_actions, num_atoms, tuple(hidden_sizes), num_cells)
+    predictor = _Predictor(num_outputs, num_atoms, tuple(hidden_sizes), num_cells)
     return networks.Composed(spec, _PolicyValue(torso, predictor), encoder=torso.encoder)

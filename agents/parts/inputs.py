@@ -19,7 +19,7 @@ import numpy as np
 from dm_env import specs
 
 from agents import networks
-from agents.networks import encoders, heads, layers
+from agents.networks import encoders, heads
 from agents.parts import options
 from podracers import environment, types
 
@@ -46,20 +46,10 @@ def extended(
     players the reward is that of the player to move, the negative of the reward of the other one.
     """
     first = timestep.first()
-    action = jnp.where(first[..., None], 0.0, _features(action, action_spec))
+    action = jnp.where(first[..., None], 0.0, heads.features(action, action_spec))
     reward = jnp.where(timestep.discount < 0.0, -timestep.reward, timestep.reward)
     reward = jnp.where(first, 0.0, reward)
     return timestep._replace(observation=_beside(timestep.observation, action, reward))
-
-
-def _features(action: jax.Array, action_spec: specs.BoundedArray) -> jax.Array:
-    """Returns an action as features `[..., F]`: one-hot parts, or components in `[-1, 1]`."""
-    if np.issubdtype(action_spec.dtype, np.floating):
-        head = heads.from_spec(action_spec)
-        assert isinstance(head, heads.Gaussian)
-        return head.to_units(action)
-    sizes = np.broadcast_to(action_spec.maximum, action_spec.shape).reshape(-1) + 1  # [D]
-    return layers.one_hot(action if action_spec.shape else action[..., None], sizes)
 
 
 def _beside(observation: types.PyTree, action: Any, reward: Any) -> dict[str, Any]:
@@ -96,8 +86,8 @@ class NetworkAgent(options.Optimized):
     def _network_spec(self) -> environment.EnvironmentSpec:
         if not self._is_extended:
             return self.spec
-        action_spec, reward = self.spec.action, specs.Array((), np.float32)
-        shape = jax.eval_shape(lambda: _features(zero_action(action_spec, 1), action_spec)).shape
+        action, reward = self.spec.action, specs.Array((), np.float32)
+        shape = jax.eval_shape(lambda: heads.features(zero_action(action, 1), action)).shape
         observation = _beside(self.spec.observation, specs.Array(shape[1:], np.float32), reward)
         return dataclasses.replace(self.spec, observation=observation)
 

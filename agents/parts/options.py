@@ -233,12 +233,11 @@ def require_one_player(agent: Any, cause: str) -> None:
         )
 
 
-def require_discrete(agent: Any) -> None:
+def require_discrete(agent: Any, remedy: str = "use SAC or PPO") -> None:
     """Raises a `UserError` unless the environment of an agent takes one discrete action."""
     spec = agent.spec
     if not isinstance(spec.action, specs.DiscreteArray):
         raise errors.UserError(
             f"{type(agent).__name__} needs discrete actions, and those of {spec.name} are "
-            f"{spec.action!r}: use SAC or PPO, or wrappers.FlattenAction for a "
-            "multi-discrete action"
+            f"{spec.action!r}: {remedy}, or wrappers.FlattenAction for a multi-discrete action"
         )

@@ -17,8 +17,11 @@ AlphaZero the root alone):
 
     w Σ_k c_k (CE(π_k, p_k) + value_cost CE(G_k, v_k) + CE(r_k, u_k)),  c_0 = 1, c_k = 1 / K
 
+Where the search drew its actions (`proposals`), the cross-entropy with the policy is a sum over
+these, `-Σ_a π_k(a) log p_k(a)`, with densities of continuous ones.
+
 Axis legend: `T` time, `L` transitions of a sequence, `K` unrolled steps, `B` streams, `N` drawn
-sequences, `A` actions, `Z` atoms.
+sequences, `A` searched actions of a node, `Z` atoms.
 """
 
 import dataclasses
@@ -33,7 +36,7 @@ import optax
 
 from agents.parts import categorical, optimization, options, returns
 from agents.replay import replay
-from agents.search import tree_search
+from agents.search import proposals, tree_search
 from podracers import types
 
 
@@ -43,6 +46,8 @@ class SearchAgent(replay.ReplayAgent):
 
     Attributes:
       search: `search()` returns a `tree_search.Search`.
+      proposal: `proposal(action_spec)` returns a `proposals.Proposal`, which draws the actions of
+        each node, for continuous and for many discrete ones; None to search all actions.
       support: largest atom of values and rewards, in squashed units; see `categorical.Support`.
       support_atoms: number of atoms.
       n_steps: steps of the returns that are the targets of values.
@@ -57,6 +62,7 @@ class SearchAgent(replay.ReplayAgent):
     """
 
     search: Callable[..., tree_search.Search] = tree_search.Search
+    proposal: Callable[..., proposals.Proposal] | None = None
     support: float = options.positive(30.0)
     support_atoms: int = options.count(61, least=3)
     n_steps: int = options.count(5)
@@ -68,12 +74,16 @@ class SearchAgent(replay.ReplayAgent):
 
     def __post_init__(self):
         super().__post_init__()
-        options.require_discrete(self)
+        if self._proposal is None:
+            name = type(self).__name__
+            options.require_discrete(self, f"bind {name}.proposal = @proposals.Proposal")
         _ = self._search, self._support  # refuse their options
 
     @functools.cached_property
     def net(self) -> Any:
-        return options.make(self, "network", self.spec, self.spec.num_actions, self.support_atoms)
+        proposal = self._proposal
+        outputs = self.spec.num_actions if proposal is None else proposal.action_head.num_outputs
+        return options.make(self, "network", self.spec, outputs, self.support_atoms)
 
     @functools.cached_property
     def _support(self) -> categorical.Support:
@@ -82,6 +92,34 @@ class SearchAgent(replay.ReplayAgent):
     @functools.cached_property
     def _search(self) -> tree_search.Search:
         return options.make(self, "search")
+
+    @functools.cached_property
+    def _proposal(self) -> proposals.Proposal | None:
+        return options.make(self, "proposal", self.spec.action) if self.proposal else None
+
+    def searched(
+        self,
+        model: tree_search.Model,
+        root: mctx.RootFnOutput,
+        mask: jax.Array | None,
+        temperature: jax.Array | float,
+        key: jax.Array,
+    ) -> tuple["Extras", jax.Array]:
+        """Returns the results of searches from roots `[B, ...]`, and actions of the environment.
+
+        The arguments are those of `proposals.Proposal.run`.
+        """
+        if self._proposal is None:
+            plan = self._search.run(model, root, mask, temperature, key)
+            return Extras(plan.policy, plan.value), plan.action
+        plan, raw, action = self._proposal.run(self._search, model, root, mask, temperature, key)
+        return Extras(plan.policy, plan.value, raw), action
+
+    def log_policy(self, outputs: jax.Array, raw: Any) -> jax.Array:
+        """Returns the log-probabilities `[..., A]` of the actions of searches; see `Extras`."""
+        if self._proposal is None:
+            return jax.nn.log_softmax(outputs, axis=-1)
+        return self._proposal.log_prob(outputs, raw)
 
     def actor_params(self, learner: optimization.Learner) -> optimization.ActorParams:
         """Returns the parameters, the statistics of the observations, and the temperature."""
@@ -118,12 +156,13 @@ class Extras(NamedTuple):
 
     policy: jax.Array  # [T, B, A] probabilities from the search
     value: jax.Array  # [T, B] of that policy
+    raw: Any = ()  # [T, B, A, ...] the drawn actions, of the action head; () if all are searched
 
 
 class Unrolled(NamedTuple):
     """Predictions from the first observation of a sequence and its actions."""
 
-    policy: jax.Array  # [K + 1, N, A] logits
+    log_policy: jax.Array  # [K + 1, N, A] log-probabilities of the searched actions
     value: jax.Array  # [K + 1, N, Z] logits
     reward: jax.Array  # [K, N, Z] logits
     passes: jax.Array | None = None  # [K, N] logits that the turn passes, if the model learns turns
@@ -189,8 +228,7 @@ def loss(
     unroll_steps = len(predicted.reward)
     # The root has the weight of all unrolled steps together.
     scale = jnp.where(jnp.arange(unroll_steps + 1) == 0, 1.0, 1.0 / max(unroll_steps, 1))
-    log_policy = jax.nn.log_softmax(predicted.policy, axis=-1)
-    policy = -jnp.sum(target.policy * log_policy, axis=-1) * target.policy_weight
+    policy = -jnp.sum(target.policy * predicted.log_policy, axis=-1) * target.policy_weight
     value = support.cross_entropy(predicted.value, target.value) * target.value_weight
     reward = support.cross_entropy(predicted.reward, target.reward) * target.reward_weight
 

@@ -134,11 +134,11 @@ def test_a_learnt_model_passes_the_turn():
         )
         for alternates in (True, False)
     }
-    gamma, action = agents[True].gamma, jnp.zeros(3, jnp.int32)
-    np.testing.assert_allclose(agents[True]._discount(action, None), -gamma)
+    gamma = agents[True].gamma
+    np.testing.assert_allclose(agents[True]._discount(None), -gamma)
     logits = jnp.array([-20.0, 0.0, 20.0])
     expected = [gamma, 0.0, -gamma]
-    np.testing.assert_allclose(agents[False]._discount(action, logits), expected, atol=1e-6)
+    np.testing.assert_allclose(agents[False]._discount(logits), expected, atol=1e-6)
 
 
 def test_the_model_of_turns_learns_signs_before_an_end():

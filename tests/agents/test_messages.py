@@ -20,7 +20,7 @@ from agents.networks import muzero as muzero_networks
 from agents.networks import sac as sac_networks
 from agents.parts import categorical, minibatches
 from agents.replay import replay
-from agents.search import tree_search
+from agents.search import proposals, tree_search
 from environments import catch, pgx, probes, wrappers
 from podracers import anakin, environment, errors, parallel, types
 from tests import contract, streams
@@ -41,6 +41,7 @@ _MAKE |= {
     "Stack": cores.Stack,
     "Attention": cores.Attention,
     "from_spec": heads.from_spec,
+    "Proposal": functools.partial(proposals.Proposal, _SPEC.action),
     # Nothing may mix cells.
     "q_network": functools.partial(networks.q_network, _SPEC, 4, num_cells=4),
     "actor_critic": functools.partial(
@@ -77,6 +78,8 @@ _IMPOSSIBLE = [
     ("SAC", "burn_in", -1),
     ("MuZero", "final_temperature", -1.0),
     ("Search", "max_depth", 0),
+    ("Proposal", "num_actions", 1),
+    ("Proposal", "uniform_fraction", 1.5),
     *((name, "reward_clip", 0.0) for name in _NAMES),
     *((name, "reward_scale", 0) for name in _NAMES),
     *((name, "learning_rate", 1e4) for name in _NAMES),
@@ -97,7 +100,9 @@ _OPTIONS = [
     *((name, {option: value}, f"{name}.{option}: ") for name, option, value in _IMPOSSIBLE),
     ("IMPALA", {"optimizer": "rmspop"}, "did you mean 'rmsprop'"),
     ("Search", {"kind": "gumbal"}, "did you mean 'gumbel'"),
-    *((name, {"spec": _CONTINUOUS}, "SAC") for name in ("DQN", "PQN", "R2D2", "MuZero")),
+    *((name, {"spec": _CONTINUOUS}, "SAC") for name in ("DQN", "PQN", "R2D2")),
+    ("MuZero", {"spec": _CONTINUOUS}, "bind MuZero.proposal = @proposals.Proposal"),
+    ("MuZero", {"proposal": functools.partial(proposals.Proposal, head="tanh")}, "no action head"),
     ("DQN", {"spec": _MULTI_DISCRETE}, "PPO"),
     ("SAC", {"spec": _MULTI_DISCRETE}, "PPO or IMPALA"),
     ("SAC", {"spec": _CONTINUOUS, "target_entropy": 0.7}, "less than 0.693"),

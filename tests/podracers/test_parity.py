@@ -42,7 +42,7 @@ def _assert_same(actual, expected, tolerance: float = 1e-4) -> None:
 
 
 # The other agents of `tests/contract.py` have the same kinds of states.
-SLOW = ("rainbow", "r2d2_attention", "sac_gru", "muzero")
+SLOW = ("rainbow", "r2d2_attention", "sac_gru", "muzero", "muzero_sampled")
 SPLIT = {"actor_devices": (0, 1), "learner_devices": (2, 3), "batches_per_actor": 2}
 
 

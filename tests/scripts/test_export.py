@@ -185,7 +185,7 @@ def _rule_agent():
 
 
 # Of agents that act alike, one. `test_a_policy_reads_its_own_leaves` has another one.
-_NAMES = ("ppo_lstm", "rainbow", "r2d2_attention", "muzero", "sac_gru")
+_NAMES = ("ppo_lstm", "rainbow", "r2d2_attention", "muzero_sampled", "sac_gru")
 _CASES = {name: contract.AGENTS[name] for name in _NAMES} | {
     "images": lambda: _images(encoders.CNN((4,), hidden_sizes=(8,)), 6),
     "sac_sampled": lambda: _continuous(sac.SAC, greedy_evaluation=False),
@@ -256,7 +256,7 @@ def test_bounds_are_described():
     assert "maximum" not in program_lib._described(_ACTION.replace(maximum=[np.inf, 3.0]))
 
 
-_MODELS = {name: make for name, make in (contract.AGENTS | _CASES).items() if name != "muzero"}
+_MODELS = {name: make for name, make in (contract.AGENTS | _CASES).items() if "muzero" not in name}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from agents.parts import optimization, returns
 from agents.replay import replay
-from agents.search import planning, tree_search
+from agents.search import planning, proposals, tree_search
 from environments import catch, wrappers
 from podracers import environment, evaluation, types
 from tests import contract, streams
@@ -104,14 +104,30 @@ def _made():
     return agent, jax.jit(agent.init_learner)(jax.random.key(0)).params, sample
 
 
-@pytest.mark.parametrize("consistency", [pytest.param(0.0, marks=pytest.mark.slow), 2.0])
-def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
-    """The root in full, imagined steps by their mean; each step halves the gradient of latents."""
+def _with_draws(agent, sample, count):
+    """Returns an agent that draws actions, and a sample that has drawn ones."""
+    proposal = functools.partial(proposals.Proposal, num_actions=count)
+    rng, rollout = np.random.default_rng(1), sample.rollout
+    policy = rng.dirichlet(np.ones(count), rollout.action.shape).astype(np.float32)
+    extras = rollout.extras._replace(policy=policy, raw=rng.integers(0, 3, policy.shape))
+    sample = sample._replace(rollout=rollout._replace(extras=extras))
+    return dataclasses.replace(agent, proposal=proposal), sample
+
+
+@pytest.mark.parametrize(
+    ("consistency", "draws"), [pytest.param(0.0, 0, marks=pytest.mark.slow), (2.0, 0), (0.0, 2)]
+)
+def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency, draws):
+    """The root in full, imagined steps by their mean; each step halves the gradient of latents.
+
+    Of drawn actions the log-probabilities are weighted, also of those that were drawn twice.
+    """
     agent, params, sample = made
     if consistency:
         network = functools.partial(agent.network, projection_size=8)
         agent = dataclasses.replace(agent, network=network, consistency_cost=consistency)
         params = jax.jit(agent.init_learner)(jax.random.key(0)).params
+    agent, sample = _with_draws(agent, sample, draws) if draws else (agent, sample)
     rollout, model, support = sample.rollout, agent.net, agent._support
     timestep = jax.tree.map(lambda x: x[:-1], rollout.timestep)
     targets = jax.jit(planning.targets, static_argnums=(2, 3, 4))
@@ -130,7 +146,10 @@ def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
                 loss = support.cross_entropy(reward, goal.reward[k - 1])
                 total += scale * loss * goal.reward_weight[k - 1]
             prediction = model.predict(params, latent)
-            loss = -jnp.sum(goal.policy[k] * jax.nn.log_softmax(prediction.policy), axis=-1)
+            log_policy = jax.nn.log_softmax(prediction.policy)
+            if draws:
+                log_policy = jnp.take_along_axis(log_policy, rollout.extras.raw[k], axis=-1)
+            loss = -jnp.sum(goal.policy[k] * log_policy, axis=-1)
             total += scale * loss * goal.policy_weight[k]
             loss = 0.5 * support.cross_entropy(prediction.value, goal.value[k])
             total += scale * loss * goal.value_weight[k]
