@@ -185,13 +185,17 @@ class Evaluator:
 
         return pipeline.call("evaluation", play, self.timeout, stop)
 
-    def compile(self, params: types.PyTree, share: tuple[int, int] = (0, 1)) -> None:
-        """Compiles `run` for parameters of these `shapes`; nothing for a host environment."""
-        env_id = self._episodes_of(share)
+    def compile(self, params: types.PyTree) -> None:
+        """Compiles `run` for parameters of these `shapes`, and this process's share of episodes.
+
+        It does nothing for a host environment.
+        """
+        env_id = self._episodes_of((processes.index(), processes.count()))
         if env_id.size and not environment_lib.is_host(self.environment):
             self._run.lower(params, jax.eval_shape(lambda: run_key(0)), env_id).compile()
 
     def _episodes_of(self, share: tuple[int, int]) -> np.ndarray:
+        """Returns the numbers of the episodes of a share, int32."""
         index, count = share
         first, end = (self.count * part // count for part in (index, index + 1))
         return np.arange(first, end, dtype=np.int32)
