@@ -402,11 +402,14 @@ def _step(environment: environment_lib.Environment, state: Any, action: types.Py
 
 
 def shapes(params: types.PyTree) -> types.PyTree:
-    """Returns the shapes of parameters, on the device where `Evaluator.run` has them."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-        _on_one_device(params),
-    )
+    """Returns the shapes of arrays, on the device where `Evaluator.run` has them; else numbers."""
+
+    def shape(x: Any) -> Any:
+        if not isinstance(x, jax.Array):
+            return x
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+    return jax.tree.map(shape, _on_one_device(params))
 
 
 def _on_one_device(params: types.PyTree) -> types.PyTree:

@@ -333,8 +333,10 @@ def test_each_process_compiles_the_program_of_its_share(monkeypatch):
     monkeypatch.setattr(evaluation.processes, "count", lambda: 2)
     evaluator = evaluation.Evaluator(Alternating(), streams.RandomEpisodes(), 5)
     vars(evaluator)["_run"] = program = mock.Mock()
-    evaluator.compile({})
-    np.testing.assert_array_equal(program.lower.call_args.args[2], [2, 3, 4])
+    evaluator.compile(evaluation.shapes({"number": 0.7}))  # which is an argument, too
+    params, _, env_id = program.lower.call_args.args
+    assert params == {"number": 0.7}
+    np.testing.assert_array_equal(env_id, [2, 3, 4])
 
 
 def test_defaults_and_limits_follow_the_kind_of_environment():
