@@ -101,11 +101,11 @@ class Gymnax(adaptors.Adaptor):
         return inner, params
 
     @property
-    def observe(self) -> Callable[[adaptors.KeyedState], types.PyTree]:
+    def observation_of(self) -> Callable[[adaptors.KeyedState], types.PyTree]:
         """Returns the observation of a state; absent except for MinAtar's games."""
         inner, params = self._built
         if not self._is_minatar:
-            raise AttributeError("observe")
+            raise AttributeError("observation_of")
         return lambda state: self._observe(inner.get_obs(state.inner, params))
 
     @property

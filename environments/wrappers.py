@@ -193,10 +193,10 @@ class StickyActions(Wrapper):
             )
 
     @property
-    def observe(self) -> Callable[[StickyActionsState], types.PyTree]:
-        """Returns the observation of a state; absent if the inner environment has no `observe`."""
+    def observation_of(self) -> Callable[[StickyActionsState], types.PyTree]:
+        """Returns the observation of a state; absent if the inner environment has none."""
         inner: Any = self.inner
-        observe = inner.observe
+        observe = inner.observation_of
         return lambda state: observe(state.inner)
 
     def reset(self, key: jax.Array) -> tuple[StickyActionsState, types.TimeStep]:

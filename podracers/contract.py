@@ -291,6 +291,10 @@ def _rollout_faults(candidate: environment.Environment, num_steps: int) -> list[
             faults = rules(timestep, length)
             if spec.agent_axis:
                 faults |= agents_faults(before, timestep)
+            if observe := getattr(candidate, "observation_of", None):
+                equal = jax.tree.map(jnp.allclose, observe(state), timestep.observation)
+                equal = jnp.stack(jax.tree.leaves(equal))
+                faults["observation_of returned another observation"] = ~jnp.all(equal)
             hashes = jnp.stack([parallel.hash_bits(leaf) for leaf in jax.tree.leaves(timestep)])
             return (state, timestep, length), (faults, hashes)
 

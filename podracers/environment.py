@@ -205,6 +205,8 @@ class Environment(Protocol):
 
     It is one stream, or several agents with a stream each (`EnvironmentSpec.num_agents`).
     For videos it may have `render(state) -> np.ndarray`, uint8 `[height, width, 3]`, on the host.
+    Anakin may read `observation_of(state)`, if there is one, in place of the observation of `reset`
+    and `step`, which must be equal: a step then computes one observation, not those of two states.
     Its `evaluation_environment`, if any, is the form that evaluations play, such as the environment
     without random parameters; states and observations have the same structure. `parameters` are
     nominal values by name that `environments.randomized` may change beside float options;

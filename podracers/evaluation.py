@@ -185,13 +185,17 @@ class Evaluator:
 
         return pipeline.call("evaluation", play, self.timeout, stop)
 
-    def compile(self, params: types.PyTree, share: tuple[int, int] = (0, 1)) -> None:
-        """Compiles `run` for parameters of these `shapes`; nothing for a host environment."""
-        env_id = self._episodes_of(share)
+    def compile(self, params: types.PyTree) -> None:
+        """Compiles `run` for parameters of these `shapes`, and this process's share of episodes.
+
+        It does nothing for a host environment.
+        """
+        env_id = self._episodes_of((processes.index(), processes.count()))
         if env_id.size and not environment_lib.is_host(self.environment):
             self._run.lower(params, jax.eval_shape(lambda: run_key(0)), env_id).compile()
 
     def _episodes_of(self, share: tuple[int, int]) -> np.ndarray:
+        """Returns the numbers of the episodes of a share, int32."""
         index, count = share
         first, end = (self.count * part // count for part in (index, index + 1))
         return np.arange(first, end, dtype=np.int32)
@@ -398,11 +402,14 @@ def _step(environment: environment_lib.Environment, state: Any, action: types.Py
 
 
 def shapes(params: types.PyTree) -> types.PyTree:
-    """Returns the shapes of parameters, on the device where `Evaluator.run` has them."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-        _on_one_device(params),
-    )
+    """Returns the shapes of arrays, on the device where `Evaluator.run` has them; else numbers."""
+
+    def shape(x: Any) -> Any:
+        if not isinstance(x, jax.Array):
+            return x
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+    return jax.tree.map(shape, _on_one_device(params))
 
 
 def _on_one_device(params: types.PyTree) -> types.PyTree:

@@ -47,8 +47,7 @@ class BatchedEnvironment:
     """`E` copies of an environment, with next-step auto-reset (S1: the step after LAST is FIRST).
 
     Without `reset_batch` (`K`), a reset of every stream is computed at every step, which is faster
-    where a reset costs less than about ten steps. An environment whose observations depend on its
-    state alone may have `observe(state)`, which returns them.
+    where a reset costs less than about ten steps.
     """
 
     environment: environment_lib.Environment
@@ -68,7 +67,7 @@ class BatchedEnvironment:
             fresh = self._reset(state.key, episode)
             inner, timestep = select(state.last, fresh, (inner, timestep))
             # One observation, of the selected state: XLA removes those of both states.
-            if observe := getattr(self.environment, "observe", None):
+            if observe := getattr(self.environment, "observation_of", None):
                 timestep = timestep._replace(observation=jax.vmap(observe)(inner))
         else:
             chunk = min(self.reset_batch, episode.shape[0])  # K

@@ -73,7 +73,7 @@ def test_the_observation_of_the_selected_state_is_the_selected_observation(name)
 
     run = jax.jit(timesteps, static_argnums=0)
     streams.assert_same(run(None), run(8))
-    assert not hasattr(gymnax.Gymnax("Pendulum-v1"), "observe")
+    assert not hasattr(gymnax.Gymnax("Pendulum-v1"), "observation_of")
 
 
 def test_dynamics_draw_new_noise_at_every_step():

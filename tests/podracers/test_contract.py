@@ -243,6 +243,9 @@ FAULTS = {
     "reward is NaN, infinite or missing": _spoil("step", reward=lambda t: t.reward * jnp.nan),
     "observation['x'] is NaN or infinite": _with_x(_PLAIN + jnp.nan),
     "observation['x'] leaves the bounds of its spec": _with_x(_PLAIN + 2.0),
+    "observation_of returned another observation": _with(
+        observation_of=lambda self, state: {**self.observe(0), "x": jnp.ones((4,))}
+    ),
     "one seed gives different episodes: it draws from NumPy's global generator": _drawing(
         lambda: jnp.asarray(np.random.random(4), jnp.float32)
     ),

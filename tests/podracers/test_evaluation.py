@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
+from unittest import mock
 
 import gymnasium as gym
 import jax
@@ -325,6 +326,17 @@ def test_an_episode_of_two_agents_has_two_rows(adaptor, monkeypatch):
         np.testing.assert_array_equal(numbers[::2], numbers[1::2])
     assert len(set(whole.lengths.tolist())) > 1
     assert np.any(whole.returns[::2] != whole.returns[1::2])
+
+
+def test_each_process_compiles_the_program_of_its_share(monkeypatch):
+    monkeypatch.setattr(evaluation.processes, "index", lambda: 1)
+    monkeypatch.setattr(evaluation.processes, "count", lambda: 2)
+    evaluator = evaluation.Evaluator(Alternating(), streams.RandomEpisodes(), 5)
+    vars(evaluator)["_run"] = program = mock.Mock()
+    evaluator.compile(evaluation.shapes({"number": 0.7}))  # which is an argument, too
+    params, _, env_id = program.lower.call_args.args
+    assert params == {"number": 0.7}
+    np.testing.assert_array_equal(env_id, [2, 3, 4])
 
 
 def test_defaults_and_limits_follow_the_kind_of_environment():
