@@ -265,7 +265,7 @@ def norm(tree: types.PyTree) -> jax.Array:
 
 
 def means(values: dict[str, jax.Array], weights: jax.Array) -> dict[str, types.Mean]:
-    """Returns the `types.Mean` of each; all are of the weights' shape. On a GPU in one sum."""
+    """Returns the `types.Mean` of each array, all of the weights' shape; on a GPU in one sum."""
     if parallel.platform() != "gpu":
         return {name: types.Mean.of(value, weights) for name, value in values.items()}
     joined = jnp.stack([value.astype(jnp.float32) for value in values.values()], axis=-1)

@@ -128,11 +128,11 @@ class Optimizer:
         return TrainState(params, optimizer_state), output._replace(metrics=metrics)
 
 
-def _clip(most: float, gradient: types.PyTree, _: types.PyTree) -> types.PyTree:
+def _clip(max_norm: float, gradient: types.PyTree, _: types.PyTree) -> types.PyTree:
     """Clips as `optax.clip_by_global_norm`, by the norm of `layouts`."""
     norm = layouts.norm(gradient)
     return jax.tree.map(
-        lambda x: jnp.where(norm < most, x, x / norm.astype(x.dtype) * most), gradient
+        lambda x: jnp.where(norm < max_norm, x, x / norm.astype(x.dtype) * max_norm), gradient
     )
 
 

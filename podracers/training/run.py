@@ -166,7 +166,8 @@ class Run:
         It is one program at a time: each uses several cores, and two take longer than in turn.
         """
         self._compiled_update: futures.Future[Any] | None = None
-        if self._runner.updates_per_dispatch is None:  # else errors of actors come first
+        # With other runners errors of actors come first.
+        if self._runner.updates_per_dispatch is None and not self._is_trained:
             update = self._runner.trace(self._experiment.seed).lower()
             self._compiled_update = self._compiler.submit(update.compile)
 
@@ -259,6 +260,11 @@ class Run:
         return None
 
     @property
+    def _is_trained(self) -> bool:
+        """Whether no update is left."""
+        return self._is_over or self._update >= self._parts.num_updates
+
+    @property
     def steps(self) -> int:
         """Agent steps so far, over all environments of one member of the population."""
         return self._update * self._runner.steps_per_update
@@ -281,7 +287,7 @@ class Run:
                 )
             self._exits.callback(_TRAINING.release)
             self._open_loggers()
-            while not (self._stopping or self._is_over) and self._update < self._parts.num_updates:
+            while not (self._stopping or self._is_trained):
                 self._run_period()
             self._stopping = self._stopping or processes.any_process(bool(self._stop))
             if not self._stopping and (summary := self._finish()) is not None:

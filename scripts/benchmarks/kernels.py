@@ -39,7 +39,7 @@ _PHASES = {
     "other": "rest",
 }
 _CUDA = "jax-cuda12-plugin=={0} jax-cuda12-pjrt=={0} nvidia-cuda-nvcc-cu12"
-# Without a card no library can be tried out; matrix products are cuBLAS's.
+# Without a GPU no library can be tried out; matrix products are cuBLAS's.
 _FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false --xla_gpu_cuda_data_dir="
 _H100 = """
 gpu_device_info {
@@ -89,8 +89,8 @@ def benchmark(
             rows += _rows(target, agent, counted)
             print(f"{agent}, compiled for {target}: {counted.cycles:.0f} kernels", flush=True)
             for passed, operation in counted.loops:
-                pass_ = f"a pass of the loop `{operation}` has {passed:.0f} kernels"
-                notes.append(f"{agent}, {target}: {pass_}")
+                text = f"a pass of the loop `{operation}` has {passed:.0f} kernels"
+                notes.append(f"{agent}, {target}: {text}")
     names = ", ".join(_EXPERIMENTS.values())
     return records.Result(
         "Operations of one update that a GPU launches one by one, outside of fusions, each body of "

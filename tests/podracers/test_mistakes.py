@@ -19,7 +19,7 @@ from podracers.hosts import processes as hosts
 from podracers.training import config, experiment
 from tests import contract, processes
 
-_OWN = f"@{__name__}"
+_HERE = f"@{__name__}"
 _DQN, _MUZERO, _PQN, _R2D2, _SAC = (
     f"Experiment.agent = @{name}\n{name}." for name in ("DQN", "MuZero", "PQN", "R2D2", "SAC")
 )
@@ -142,11 +142,11 @@ BINDINGS = [
     ("Experiment.agent: Catch...'spec'", "Experiment.agent = @catch.Catch"),
     ("Experiment.environment: PPO...missing...'spec'", "Experiment.environment = @ppo.PPO"),
     ("time.time, which has no reset, spec", "Experiment.environment = @time.time"),
-    ("--runner sebulba", f"RUNNER = @Anakin\nExperiment.environment = {_OWN}.on_host"),
-    ("Catch (tests...Shapeless): ...reward", f"Experiment.environment = {_OWN}.Shapeless"),
-    ("Leaking.scale keeps an array of a JAX trace", f"Experiment.environment = {_OWN}.Leaking"),
-    ("LeakingAgent._optimizer keeps an array of", f"Experiment.agent = {_OWN}.LeakingAgent"),
-    ("network: expected an ActorCriticOutput", f"PPO.network = {_OWN}.values"),
+    ("--runner sebulba", f"RUNNER = @Anakin\nExperiment.environment = {_HERE}.on_host"),
+    ("Catch (tests...Shapeless): ...reward", f"Experiment.environment = {_HERE}.Shapeless"),
+    ("Leaking.scale keeps an array of a JAX trace", f"Experiment.environment = {_HERE}.Leaking"),
+    ("LeakingAgent._optimizer keeps an array of", f"Experiment.agent = {_HERE}.LeakingAgent"),
+    ("network: expected an ActorCriticOutput", f"PPO.network = {_HERE}.values"),
     # Devices and streams.
     ("num_envs = 6 does not ... 4 devices: use 4 or 8", "NUM_ENVS = 6"),
     ("num_envs = 3 does not ... 4 devices: use 4, or", "NUM_ENVS = 3"),

@@ -89,7 +89,7 @@ def test_kernels_of_a_loop_with_its_condition(costs):
 
 
 def test_kernels_of_a_program_counted_by_hand(tools, monkeypatch, tmp_path):
-    found = tools("benchmarks.kernels", "benchmarks.records")
+    modules = tools("benchmarks.kernels", "benchmarks.records")
 
     def program(x):
         def inner(_, x):
@@ -105,18 +105,18 @@ def test_kernels_of_a_program_counted_by_hand(tools, monkeypatch, tmp_path):
 
     runner = types.SimpleNamespace(agent=None, steps_per_update=1)
     runner.trace = lambda seed: jax.jit(program).trace(jnp.ones((64, 64)))
-    monkeypatch.setattr(found.kernels, "_EXPERIMENTS", {})
-    monkeypatch.setattr(found.kernels, "_runner", lambda agent: runner)
+    monkeypatch.setattr(modules.kernels, "_EXPERIMENTS", {})
+    monkeypatch.setattr(modules.kernels, "_runner", lambda agent: runner)
     file = tmp_path / "earlier.json"
-    result = found.kernels.benchmark(None, None, None)
+    result = modules.kernels.benchmark(None, None, None)
     counts = {tuple(row.case.values())[1]: row.median for row in result.rows}
     assert counts["acting"] == 3 * 5 * 2
     assert counts["environment"] == 3 * 2  # a product, and XLA's copy of what the loop carries
     assert (counts["sort"], counts["fusion"], counts["product"]) == (15, 15, 3)
     assert counts["loop"] == 15 + 3  # counters; both numbers of passes are known
     assert counts["all"] == sum(counts[name] for name in ("acting", "environment", "rest"))
-    found.records.Record("", {"kernels": result}, {"commit": "abc"}).write(file)
-    both = found.kernels.benchmark(None, None, file).rows
+    modules.records.Record("", {"kernels": result}, {"commit": "abc"}).write(file)
+    both = modules.kernels.benchmark(None, None, file).rows
     assert [row.measure for row in both[:2]] == ["an update compiled for the CPU, at abc"] * 2
 
 

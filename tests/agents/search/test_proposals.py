@@ -94,8 +94,8 @@ def test_the_prior_is_that_of_a_brute_force(uniform_fraction):
         probability /= probability.sum()
         for index, action in enumerate(actions):
             assert legal[index] == (actions.index(action) == index)
-            wanted = expected[action] / total if legal[index] else 0.0
-            np.testing.assert_allclose(probability[index], wanted, rtol=1e-4, atol=1e-12)
+            prior = expected[action] / total if legal[index] else 0.0
+            np.testing.assert_allclose(probability[index], prior, rtol=1e-4, atol=1e-12)
         repeated += len(actions) - len(expected)
     assert repeated > STREAMS
     counts = np.zeros((3, 4))

@@ -340,7 +340,10 @@ def test_an_evolving_population_learns_and_resumes_and_its_lineage_is_logged(tmp
 
 
 def test_a_function_sees_adds_to_and_ends_the_log(settings, parts, population, tmp_path):
-    """A run that it has ended stays so, unless it is resumed without the function."""
+    """A run that it has ended stays so, unless it is resumed without the function.
+
+    It compiles no further update.
+    """
     directory, rows = run_directory.RunDirectory(tmp_path), []
 
     def end(line):
@@ -350,7 +353,9 @@ def test_a_function_sees_adds_to_and_ends_the_log(settings, parts, population, t
 
     ending = dataclasses.replace(settings, on_log=end)
     for resume in (False, True):
-        summary, lines = _run(ending, directory, parts=parts, resume=resume)
+        with mock.patch.object(jax.stages.Lowered, "compile") as compiled:
+            summary, lines = _run(ending, directory, parts=parts, resume=resume)
+        assert compiled.called == (not resume)
         assert (summary["updates"], summary["environment_steps"]) == (4, 2 * 256)
         assert [row["step"] for row in rows] == [192, 256]
         assert _score(directory, 256) == pytest.approx(summary["evaluation"]["return"])
