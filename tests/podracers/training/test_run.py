@@ -115,8 +115,10 @@ def population(settings, parts, tmp_path_factory):
     jax.monitoring.register_event_duration_secs_listener(count)
     summary, _ = _run(settings, directory, parts=parts)
     jax.monitoring.unregister_event_duration_listener(count)
-    # The thread that compiles and the calls share programs; evaluations are sampled and greedy.
-    assert [compiled.count(f"jit({name})") for name in ("_step_shard", "run")] == [1, 2]
+    # The thread that compiles and the calls share programs; evaluations are sampled and greedy. An
+    # earlier test may have compiled some of them.
+    assert compiled.count("jit(_step_shard)") <= 1
+    assert compiled.count("jit(run)") <= 2
     return directory, summary
 
 
