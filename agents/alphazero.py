@@ -112,7 +112,7 @@ class AlphaZero(planning.SearchAgent):
             reward, prediction = jax.tree.map(lambda x: x[0], (row.reward, prediction))
             mask = environment.action_mask(timestep.observation)
             logits = prediction.policy
-            if mask is not None:  # of a multi-discrete action, [D, A]
+            if mask is not None:  # [A], or [D, A] of a multi-discrete action
                 logits = heads.legal_values(logits.reshape(mask.shape), mask).reshape(logits.shape)
             after = _Node(state, timestep.last(), self._support.decode(prediction.value), logits)
             # The successor of an ended node is the node itself, which changes no mean.

@@ -136,7 +136,7 @@ class JaxMARL(adaptors.Adaptor):
                 errors.require_known(f"{name} has no {option}", chosen, names)
                 options[option] = names[chosen]
         with adaptors.options_of(f"JaxMARL's {name}", options), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Overcooked's first version
+            warnings.simplefilter("ignore", DeprecationWarning)  # Overcooked's first version warns
             return package.make(name, **options)
 
     @property

@@ -180,7 +180,7 @@ class Run:
     best: bool = False
 
     def __post_init__(self):
-        _ = self.policy  # before any trace
+        _ = self.policy  # loaded before any trace
 
     @functools.cached_property
     def policy(self) -> trained.TrainedPolicy:
@@ -214,7 +214,7 @@ def _solution() -> np.ndarray:
     best, powers = np.zeros((3**9, 9), bool), 3 ** np.arange(9)
 
     @functools.cache
-    def value(cells: tuple[int, ...]) -> int:  # for the player to move, whose cells are 1
+    def value(cells: tuple[int, ...]) -> int:  # value for the player to move, whose cells are 1
         position = np.array(cells)
         if (position[_LINES] == 2).all(axis=1).any():
             return -1
@@ -234,8 +234,8 @@ class AgainstState(NamedTuple):
     """The state of a game against an opponent."""
 
     game: Any
-    timestep: types.TimeStep  # of the game
-    memory: Any  # of the opponent
+    timestep: types.TimeStep  # the game's
+    memory: Any  # the opponent's
     key: jax.Array  # [] typed key of the opponent's moves
     is_first: jax.Array  # bool: the agent has the first move of the game
     moves: jax.Array  # float32: number of the agent's moves

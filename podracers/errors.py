@@ -173,7 +173,7 @@ def is_function(value: object) -> TypeIs[Callable[..., Any]]:
 def path_of(part: Any) -> str:
     """Returns the dotted path of a class or of a function, or of the class of an object."""
     part = part.func if isinstance(part, functools.partial) else part
-    if not isinstance(part, type):  # whose attribute `__wrapped__` may be that of its objects
+    if not isinstance(part, type):  # a type's `__wrapped__` may be that of its objects
         part = inspect.unwrap(part)  # gin wraps functions
     part = part if hasattr(part, "__qualname__") else type(part)
     return f"{part.__module__}.{part.__qualname__}".removeprefix("builtins.")
@@ -193,7 +193,7 @@ def one_line(error: BaseException) -> str:
 
 def located(error: BaseException) -> str:
     """Returns `one_line(error)` after the file, line and function of `innermost_frame`."""
-    if isinstance(error.__cause__, StopIteration):  # which a generator replaces
+    if isinstance(error.__cause__, StopIteration):  # a generator replaces it
         error = error.__cause__
     frame = innermost_frame(error)
     place = f"{frame.filename}:{frame.lineno} in {frame.name}: " if frame else ""

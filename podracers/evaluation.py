@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import io
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -98,6 +98,24 @@ class Evaluation(NamedTuple):
     def by_prefix(self) -> dict[str, Episodes]:
         """Returns both by the prefix of the names of their metrics."""
         return {"": self.episodes} | ({} if self.greedy is None else {"greedy_": self.greedy})
+
+    def summary(self, seeds: Sequence[int]) -> dict[str, Any]:
+        """Returns numbers for JSON; `seeds` are those of a population's members, or empty."""
+        numbers: dict[str, Any] = {}
+        for prefix, episodes in self.by_prefix().items():
+            numbers |= {
+                f"{prefix}return": float(np.mean(episodes.returns)),
+                f"{prefix}standard_error": episodes.standard_error(),
+                f"{prefix}length": float(np.mean(episodes.lengths)),
+                f"{prefix}episodes": episodes.returns.size,
+                f"{prefix}unfinished": int(np.sum(~episodes.finished)),
+            }
+            if seeds:
+                pairs = zip(map(str, seeds), episodes.mean_return().tolist())
+                numbers[f"{prefix}return_by_seed"] = dict(pairs)
+            if means := {name: float(np.mean(x)) for name, x in episodes.metrics.items()}:
+                numbers[f"{prefix}metrics"] = means
+        return numbers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

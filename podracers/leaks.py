@@ -47,7 +47,7 @@ def _place(part: Any) -> str | None:
     """Returns the path of attributes to an array of a trace."""
     queue: list[tuple[Any, tuple[str, ...]]] = [(part, ())]
     seen = set()
-    for value, path in queue:  # which grows
+    for value, path in queue:  # the queue grows
         if isinstance(value, jax.core.Tracer):
             attribute, *outer = path
             return f"{attribute} (in {', '.join(outer)})" if outer else attribute

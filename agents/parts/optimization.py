@@ -167,7 +167,7 @@ class ActorParams(NamedTuple):
     """The part of the learner that acting needs."""
 
     params: types.PyTree
-    normalizer: Any  # that of the learner
+    normalizer: Any  # the learner's
     exploration: Any = ()  # an epsilon, a temperature, or whether actions are random; () if none
 
 

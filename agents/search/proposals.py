@@ -45,7 +45,7 @@ class Draws(NamedTuple):
 class _Node(NamedTuple):
     """A node of the tree, without batch axis."""
 
-    embedding: types.PyTree  # of the model
+    embedding: types.PyTree  # the model's
     raw: jax.Array  # [K, ...]
     key: Any  # data of the key that successors fold their index in; () where all are searched
 

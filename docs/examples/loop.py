@@ -10,14 +10,14 @@ import jax.numpy as jnp
 
 from podracers import keys, metrics, parallel, types, unroll
 
-ALL = jax.sharding.PartitionSpec()  # of the single device
+ALL = jax.sharding.PartitionSpec()  # partition of the single device
 
 
 class State(NamedTuple):
     """Complete state of a run: a checkpoint restores it, and the run continues."""
 
     learner: Any
-    memory: Any  # such as replay
+    memory: Any  # replay, for example
     streams: unroll.Streams  # environments, latest time steps, actor states, statistics: [B, ...]
     key: jax.Array  # constant; all other keys are folded from it
     update: jax.Array  # int32, number of updates taken

@@ -171,7 +171,7 @@ class EnvPoolEnvironment:
         self._last = np.zeros(self.num_envs, bool)  # streams whose latest time step was LAST
         self._cut = np.zeros(self.num_envs, bool)  # the adaptor ended the episode
         self._action = np.empty(0)  # actions of the current step, in EnvPool's format
-        self._mover = np.zeros(self.num_envs, np.int32)  # of two players, who is to move
+        self._mover = np.zeros(self.num_envs, np.int32)  # index of the player to move, of two
         self._passes = np.zeros(self.num_envs, bool)  # the latest step passed the turn
         self._metrics = episode_metrics.EpisodeMetrics(factory._reductions, self.num_envs)
         self._infos = {name: f"info:{name}" for name in factory._reductions}

@@ -14,7 +14,7 @@ from environments import adaptors
 from podracers import environment, errors, types
 
 _PLAYERS = -1  # EnvPool's marker of the axis of players
-_LEGAL = "info:legal_action_mask"  # of board and card games
+_LEGAL = "info:legal_action_mask"  # key of board and card games
 
 
 @dataclasses.dataclass(frozen=True)

@@ -158,7 +158,7 @@ class Mixture:
 
         def padded(family: tasks.TaskFamily, timestep: types.TimeStep) -> types.TimeStep:
             rows = timestep.observation[tasks.ROWS]
-            none = int(family.spec.observation[tasks.ROWS].maximum)  # its number for no row
+            none = int(family.spec.observation[tasks.ROWS].maximum)  # number for no row
             rows = jnp.where(rows == none, num_states, rows)
             mask = timestep.observation[environment.ACTION_MASK]
             observation = {

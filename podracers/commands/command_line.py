@@ -231,7 +231,7 @@ def run(main: Callable[[], int | None]) -> None:
             peers.await_cause()
         end = ending(error)
         code = end.code
-    if not end and pipeline.close_failures:  # which are already printed
+    if not end and pipeline.close_failures:  # these are already printed
         code = errors.RunFailure.exit_code
     several = processes.is_several()
     if end:

@@ -48,7 +48,7 @@ class Group:
 
     coordinator: str | None = None  # `HOST:PORT` of process 0
     num_processes: int | None = None
-    process_id: int | None = None  # from 0
+    process_id: int | None = None  # counted from 0
 
     def __post_init__(self):
         if self.coordinator is None or self.num_processes is None or self.process_id is None:
@@ -96,7 +96,7 @@ def slurm_devices(environment: Mapping[str, str]) -> list[int] | None:
     tasks, each takes one. Else a task uses all GPUs that its environment variables show.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    tasks = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))  # such as 4(x2)
+    tasks = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))  # "4(x2)"
     if not visible or not tasks:
         return None
     count = len(visible.split(","))

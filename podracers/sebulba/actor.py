@@ -216,7 +216,7 @@ class ActorPrograms:
     agent: agent_lib.Agent
     spec: environment_lib.EnvironmentSpec
     length: int  # `T`
-    num_streams: int  # of all actors, which share them equally
+    num_streams: int  # sum over actors, which share them equally
     lag: int  # most updates that a rollout's parameters may be behind
     precision: precision_lib.Precision
 

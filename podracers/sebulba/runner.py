@@ -288,7 +288,7 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
             update=int(state.update),
         )
         object.__setattr__(self, "_session", session)
-        weakref.finalize(session, supervisor.cancel)  # where nobody closes the runner
+        weakref.finalize(session, supervisor.cancel)  # the runner may never be closed
         params = self._copy_params(state)
         jax.block_until_ready(list(params.values()))
         self._publish(session, state, params)

@@ -165,7 +165,7 @@ class Supervisor:
         self.timeout = math.inf if timeout is None else timeout
         self._changed = threading.Condition()
         self._failure: Exception | None = None
-        self._deadline = math.inf  # for workers to end; infinite until the end begins
+        self._deadline = math.inf  # time by which workers end; infinite until the end begins
         self._workers: list[Worker] = []
         self._waiting: set[threading.Thread] = set()
         self._consumer = threading.current_thread()

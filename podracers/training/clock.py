@@ -21,7 +21,7 @@ class Clock:
     def __post_init__(self):
         self._start = time.perf_counter() - self.wall
         self._is_compiled = False
-        self._lap = self.training, self.steps  # as the latest `lap_rate` left them
+        self._lap = self.training, self.steps  # values at the latest `lap_rate`
 
     @property
     def elapsed(self) -> float:

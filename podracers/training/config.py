@@ -48,7 +48,7 @@ Bindings = dict[Key, dict[str, Any]]
 class Texts(NamedTuple):
     """A configuration as .gin files that `Configuration` accepts."""
 
-    bindings: str = ""  # those that are used
+    bindings: str = ""  # bindings that are used
     operative: str = ""  # every parameter of a configured part, defaults included
 
 

@@ -16,6 +16,7 @@ from podracers import runner as runner_lib
 from podracers.checkpoints import storage
 from podracers.training import config, loggers
 
+_NUM_EVALUATIONS = 20  # about as many in a run, if no option counts the updates between them
 _MOST_EPISODES = 1_000_000  # limit of an evaluation; a JAX environment plays them at once
 
 RunnerClass = Callable[..., runner_lib.Runner]
@@ -135,6 +136,13 @@ class Experiment:
         precision.require_32_bits()
         if self.checkpoint_directory is not None:
             storage.check("Experiment.checkpoint_directory", self.checkpoint_directory)
+
+    def updates_between_evaluations(self, num_updates: int) -> int:
+        """Returns `evaluation_period`, or the period of about twenty evaluations; 0 for none."""
+        if self.evaluation_period is not None:
+            return self.evaluation_period
+        periods = num_updates / self.log_period
+        return self.log_period * (max(1, round(periods / _NUM_EVALUATIONS)) if periods > 1 else 0)
 
     @property
     def precision(self) -> precision.Precision:

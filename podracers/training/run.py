@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import logging
 import math
@@ -32,7 +33,6 @@ from podracers.training import experiment as experiment_lib
 from podracers.training import summary as summary_lib
 
 _SAVE_PERIOD = 300.0  # seconds between checkpoints, where no option counts updates between them
-_NUM_EVALUATIONS = 20  # about, in a run whose options count no updates between them
 _DISPATCH_TIME = 5.0  # seconds, about: a stop waits for the end of a dispatch
 _SHARE = (
     ": set Experiment.checkpoint_directory to a folder that all processes see, or to "
@@ -57,14 +57,6 @@ def _closing(close: Callable[[], None]) -> Callable[..., None]:
             _LOGGER.warning("%s", errors.first_line(error))
 
     return exit_function
-
-
-def _evaluation_period(experiment: experiment_lib.Experiment, num_updates: int) -> int:
-    """Returns the updates between evaluations; 0 for a single one at the end."""
-    if experiment.evaluation_period is not None:
-        return experiment.evaluation_period
-    periods = num_updates / experiment.log_period
-    return experiment.log_period * (max(1, round(periods / _NUM_EVALUATIONS)) if periods > 1 else 0)
 
 
 class Run:
@@ -110,7 +102,7 @@ class Run:
         self._seeds = list(seeds) if runner.population > 1 else []
         self._pbt_period: int | None = getattr(runner, "pbt_period", None)
         self._update = 0
-        self._evaluation_period = _evaluation_period(experiment, parts.num_updates)
+        self._evaluation_period = experiment.updates_between_evaluations(parts.num_updates)
         self._origin: dict[str, Any] = {}  # the run that it began with, for records
         self._resume = resume
         # See `metrics.Report`; replay keeps observations.
@@ -150,9 +142,9 @@ class Run:
     def _import_and_open(self) -> None:
         """Opens the checkpoints; imports orbax, TensorBoard and rich (0.6 s) while XLA compiles."""
         from podracers.checkpoints import checkpoint  # noqa: PLC0415
-        from podracers.training import displays  # noqa: PLC0415
 
-        self._displays, options = displays, self._experiment
+        importlib.import_module("podracers.training.displays")
+        options = self._experiment
         self._checkpointer = checkpoint.Checkpointer(
             self._directory.checkpoints,
             options.keep_latest,
@@ -174,7 +166,7 @@ class Run:
     def _restore(self) -> bool:
         """Restores the newest checkpoint; returns whether there is one."""
         if self._checkpointer.latest_step() is None:
-            if place := processes.on_lead(self._earlier_checkpoints):
+            if place := processes.on_lead(self._directory.earlier_checkpoints):
                 raise errors.UserError(
                     f"expected the checkpoints of '{place}' in '{self._directory.checkpoints}'; "
                     "got none: bind Experiment.checkpoint_directory to their folder"
@@ -247,18 +239,6 @@ class Run:
         saves = ", ".join(filter(None, [saves, "after evaluations and at the end"]))
         return f"evaluates {evaluates}; saves {saves}"
 
-    def _earlier_checkpoints(self) -> str | None:
-        """Returns the run's own folder, or `config.gin`'s, if there are checkpoints in it."""
-        file, places = self._directory.config, [self._directory.path / "checkpoints"]
-        if file.is_file():
-            begun = self._directory.read_values().get("Experiment.checkpoint_directory")
-            places += filter(None, [begun])
-        for place in places:
-            with storage.failures(f"list '{place}'"):
-                if storage.steps(storage.path(place)):
-                    return str(place)
-        return None
-
     @property
     def _is_trained(self) -> bool:
         """Whether no update is left."""
@@ -309,15 +289,15 @@ class Run:
             row["seed"]: {f"{agent}.{name}": x for name, x in row["values"].items()}
             for row in population.rows(options, self._seeds, {})
         }
-        self._loggers.append(
-            self._displays.TensorBoardLogger(self._directory.path, resumed, members)
-        )
+        from podracers.training import displays  # noqa: PLC0415 (TensorBoard and rich take 0.2 s)
+
+        self._loggers.append(displays.TensorBoardLogger(self._directory.path, resumed, members))
         self._loggers.append(loggers.JsonlLogger(self._directory.metrics, resumed))
         if (tracker := self._experiment.tracker) is not None:
             self._loggers.append(tracker.open(self._directory, self._resume))
         if self._progress:
             total = self._parts.num_updates * self._runner.steps_per_update
-            self._loggers.append(self._displays.TerminalLogger(total))
+            self._loggers.append(displays.TerminalLogger(total))
         self._loggers += self._extra_loggers
         for logger in self._loggers:
             self._exits.push(_closing(logger.close))
@@ -566,24 +546,9 @@ class Run:
         self._save_finally(score)
         if results is None or uniform is None:
             return {}
-        numbers, returns = {}, {}
-        for prefix, episodes in results.by_prefix().items():
-            returns[f"{prefix}return"] = by_seed = episodes.mean_return()
-            numbers |= {
-                f"{prefix}return": float(np.mean(episodes.returns)),
-                f"{prefix}standard_error": episodes.standard_error(),
-                f"{prefix}length": float(np.mean(episodes.lengths)),
-                f"{prefix}episodes": episodes.returns.size,
-                f"{prefix}unfinished": int(np.sum(~episodes.finished)),
-            }
-            if self._seeds:
-                pairs = zip(map(str, self._seeds), by_seed.tolist())
-                numbers[f"{prefix}return_by_seed"] = dict(pairs)
-            if means := {name: float(np.mean(x)) for name, x in episodes.metrics.items()}:
-                numbers[f"{prefix}metrics"] = means
         rate = self._clock.rate * self._runner.population
         summary = {
-            "evaluation": numbers,
+            "evaluation": results.summary(self._seeds),
             "random_policy_return": float(np.mean(uniform.returns)),
             "environment_steps": self.steps * self._runner.population,
             "wall_time_s": round(self._clock.elapsed, 3),
@@ -598,6 +563,8 @@ class Run:
             **self._provenance,
         }
         if options := self._options():
+            by_prefix = results.by_prefix().items()
+            returns = {f"{prefix}return": x.mean_return() for prefix, x in by_prefix}
             summary["members"] = population.rows(options, self._seeds, returns)
         storage.write(self._directory.summary, json.dumps(summary, indent=2) + "\n")
         for logger in self._loggers:

@@ -128,6 +128,18 @@ class RunDirectory:
         """Returns the values that `config.gin` binds, by name (`config.Contents`)."""
         return config.read(self.read_config(), str(self.config)).values
 
+    def earlier_checkpoints(self) -> str | None:
+        """Returns the run's own folder, or `config.gin`'s, if there are checkpoints in it."""
+        places = [self.path / "checkpoints"]
+        if self.config.is_file():
+            begun = self.read_values().get("Experiment.checkpoint_directory")
+            places += filter(None, [begun])
+        for place in places:
+            with storage.failures(f"list '{place}'"):
+                if storage.steps(storage.path(place)):
+                    return str(place)
+        return None
+
     def require_gin(self) -> None:
         """Raises `errors.UserError` if `config.gin` is empty, as of a run from Python.
 

@@ -99,7 +99,7 @@ class Peer:
         task: str,
         folder: pathlib.Path,
         updates: int | None = None,
-        variables: Mapping[str, str] = types.MappingProxyType({}),  # of its environment
+        variables: Mapping[str, str] = types.MappingProxyType({}),  # environment variables
     ):
         updates = updates or TASKS[task].updates
         self.steps = updates * TASKS[task].steps

@@ -14,7 +14,7 @@ from podracers import errors
 from podracers.scripts.benchmarks import measure, peers, records, start_program
 from podracers.training import gin_names
 
-_UPDATES = 8  # of a peer, which is one program; its time without the others counts
+_UPDATES = 8  # updates of a peer's one program; the time of the later ones is subtracted
 _RUNS = {  # arguments of one update, by the name of the work in `peers`
     "cartpole": ("gin/experiments/cartpole_ppo.gin", ["TOTAL_STEPS = 8192"]),
     "pong": (
@@ -102,8 +102,8 @@ def benchmark(folder: pathlib.Path, repeats: int, checkout: pathlib.Path | None)
         tuple(rows),
         (
             "This project's is that of `podracers-train`, with its checks, a run directory and "
-            "checkpoints. Its pieces overlap: the update is compiled beside the initial state, and "
-            "the evaluations beside the first update",
+            "checkpoints. Its pieces overlap: the update is compiled beside imports, and the "
+            "evaluations beside the first update",
             *(peers.TASKS[work].about for work in _RUNS),
         ),
     )
