@@ -283,6 +283,20 @@ def test_a_stopped_population_resumes_as_if_nothing_had_happened(
     assert summary["random_policy_return"] == population[1]["random_policy_return"]
 
 
+def test_a_failed_compilation_ends_a_run_before_its_first_update(
+    settings, parts, tmp_path, monkeypatch
+):
+    def fail(lowered):
+        raise errors.RunFailure("the compiler has no memory")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", fail)  # ahead of calls alone
+    directory = run_directory.RunDirectory(tmp_path)
+    directory.config.write_text(settings.text())
+    with pytest.raises(errors.RunFailure, match="the compiler has no memory"):
+        _run(settings, directory, parts=parts)
+    assert not directory.metrics.read_text()
+
+
 EVOLVING = (
     *("TOTAL_STEPS = 98_304", "NUM_ENVS = 16", "ROLLOUT_LENGTH = 64", "PPO.anneal_steps = None"),
     *("Anakin.num_devices = 1", "Anakin.population = 4", "Anakin.pbt_period = 8"),
