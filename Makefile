@@ -51,7 +51,7 @@ SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
 # Measured on two cores: the first on an Intel at 2.5 GHz (an AMD EPYC takes 4:40), the second, with a
 # cold cache, on an AMD EPYC, where the Intel takes 1.5 times the CPU. Tests compare the README with this.
 TRAIN_TIME := 6 minutes, installation included
-TEST_TIME := 10 minutes of CPU
+TEST_TIME := 8 minutes of CPU
 CHECK_TIME := about 20 seconds
 # Times of other experiments are in docs/generated/results.md.
 SHOWN_TRAIN_TIME := $(if $(filter filefile,$(origin EXPERIMENT)$(origin RUNNER)),$(TRAIN_TIME) (on two cores),\
