@@ -11,7 +11,6 @@ batches, `L` the learner devices that it feeds.
 import contextlib
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -91,7 +90,6 @@ class _Batch:
 
     host: environment_lib.HostEnvironment
     arrival: Arrival  # [H, ...] the latest, on the host unless two rollouts need it
-    sent: float = 0.0  # time of sending its actions, by `time.perf_counter`
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,7 +113,6 @@ class Actor:
     lag: int  # most updates that a rollout's parameters may be behind; 0 and 1 are exact
     versions: pipeline.Versions  # parameters as the learner publishes them, `{device: params}`
     queue: pipeline.Queue  # receives its `Shards`
-    pace: timing.Pace
     factory: environment_lib.HostEnvironmentFactory  # it makes the environments
 
     def run(self, worker: pipeline.Worker) -> None:
@@ -163,7 +160,6 @@ class Actor:
                     with worker.doing(inference):
                         action = jax.tree.map(np.asarray, action)
                     with worker.doing(stepping):
-                        batch.sent = time.perf_counter()
                         batch.host.send(action)
             for batch in batches:
                 self._receive(worker, batch, stepping)
@@ -183,11 +179,8 @@ class Actor:
     def _receive(self, worker: pipeline.Worker, batch: _Batch, activity: str) -> None:
         """Waits for the next time step of a batch."""
         with worker.doing(activity):
-            began = time.perf_counter()
             timestep = batch.host.recv()
-            arrived = time.perf_counter()
         batch.arrival = self._arrival("recv", timestep)
-        self.pace.add(batch.host.num_envs, arrived - batch.sent, arrived - began)
 
     @functools.cached_property
     def _expected(self) -> types.TimeStep:

@@ -293,9 +293,8 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
         jax.block_until_ready(list(params.values()))
         self._publish(session, state, params)
         for index in range(len(self.placement.actors)):
-            thread = self._actor(session, index, key)
-            session.timers.paces.append(thread.pace)
-            session.timers.actors.append(supervisor.start(f"actor {index}", thread.run).timer)
+            run = self._actor(session, index, key).run
+            session.timers.actors.append(supervisor.start(f"actor {index}", run).timer)
         return session
 
     def _actor(self, session: _Session, index: int, key: jax.Array) -> actor.Actor:
@@ -320,6 +319,5 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
             lag=self.lag,
             versions=session.versions,
             queue=session.queues[index],
-            pace=timing.Pace(self.num_batches),
             factory=factory,
         )

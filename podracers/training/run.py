@@ -41,8 +41,6 @@ _SHARE = (
 
 _LOGGER = logging.getLogger(__name__)
 _TRAINING = threading.Lock()  # held by the run that trains
-# They import orbax, TensorBoard and rich (0.6 s), while XLA compiles.
-_LATE = ("podracers.checkpoints.checkpoint", "podracers.training.displays")
 
 
 def _closing(close: Callable[[], None]) -> Callable[..., None]:
@@ -113,21 +111,26 @@ class Run:
         with contextlib.ExitStack() as exits:  # the process may live on, as a notebook's does
             processes.on_lead(directory.lock.acquire)
             exits.push(_closing(directory.lock.release))
-            exits.push(_closing(runner.close))
-            # A thread that uses no context of JAX, because these are the caller's thread's.
-            self._background = futures.ThreadPoolExecutor(1, "background")
-            exits.callback(self._background.shutdown, wait=False, cancel_futures=True)
-            for module in _LATE:
-                self._background.submit(importlib.import_module, module)
+            # XLA compiles there without the interpreter's lock. Programs are traced in this thread,
+            # which has the caller's contexts of JAX.
+            self._compiler = futures.ThreadPoolExecutor(1, "compiler")
+            exits.callback(self._compiler.shutdown, wait=False, cancel_futures=True)
             self._evaluations: Iterable[Any] | None = None  # programs, as they are compiled
+            update = None
+            # With other runners errors of actors come first.
+            if not resume and runner.updates_per_dispatch is None:
+                update = self._compiler.submit(runner.trace(experiment.seed).lower().compile)
+            self._import_and_open()
+            exits.push(_closing(self._checkpointer.close))
+            exits.push(_closing(runner.close))
             for line in runner.describe():
                 self._print_line(line)
             if parts.evaluator.environment is not parts.environment:
                 self._print_line("evaluations: in the environment's evaluation_environment")
             self._print_line(self._schedule())
+            if update is not None:  # two compilations at once take longer than in turn
+                update.result()
             self._state = runner.init(experiment.seed)
-            self._open_checkpoints()
-            exits.push(_closing(self._checkpointer.close))
             if resume and self._restore():
                 pass
             elif initial := initial or initial_run.load(experiment, parts):
@@ -138,9 +141,11 @@ class Run:
         # Read now: the checkout may be at another commit by the end of the run.
         self._provenance = summary_lib.provenance()
 
-    def _open_checkpoints(self) -> None:
-        from podracers.checkpoints import checkpoint  # noqa: PLC0415 (see `_LATE`)
+    def _import_and_open(self) -> None:
+        """Opens the checkpoints; imports orbax, TensorBoard and rich (0.6 s) while XLA compiles."""
+        from podracers.checkpoints import checkpoint  # noqa: PLC0415
 
+        importlib.import_module("podracers.training.displays")
         options = self._experiment
         self._checkpointer = checkpoint.Checkpointer(
             self._directory.checkpoints,
@@ -275,7 +280,7 @@ class Run:
             row["seed"]: {f"{agent}.{name}": x for name, x in row["values"].items()}
             for row in population.rows(options, self._seeds, {})
         }
-        from podracers.training import displays  # noqa: PLC0415 (see `_LATE`)
+        from podracers.training import displays  # noqa: PLC0415 (TensorBoard and rich take 0.2 s)
 
         self._loggers.append(displays.TensorBoardLogger(self._directory.path, resumed, members))
         self._loggers.append(loggers.JsonlLogger(self._directory.metrics, resumed))
@@ -339,7 +344,7 @@ class Run:
             programs = self._parts.lower_evaluation(params)
         self._report = report = jax.device_get(report)
         if is_first and not self._stop:  # a compilation cannot be cancelled
-            self._evaluations = self._background.map(jax.stages.Lowered.compile, programs)
+            self._evaluations = self._compiler.map(jax.stages.Lowered.compile, programs)
         seconds = time.perf_counter() - start
         self._pace = seconds / size
         self._clock.add_dispatch(seconds, size * self._runner.steps_per_update)

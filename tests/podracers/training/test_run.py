@@ -286,25 +286,27 @@ def test_a_stopped_population_resumes_as_if_nothing_had_happened(
 def test_contexts_of_jax_around_a_run_reach_the_traces_of_all_its_programs(
     settings, parts, tmp_path, monkeypatch
 ):
-    """They are those of a thread; and a stop in the first dispatch begins no compilation."""
+    """They are those of a thread. A stop in the first dispatch begins no compilation after it."""
     contexts = {}
-    for owner, name in (
-        (anakin.Anakin, "init"),
-        (anakin.Anakin, "step"),
-        (evaluation.Evaluator, "lower"),
-    ):
 
-        def record(*arguments, original=getattr(owner, name), name=name):
+    def record(owner, name):
+        original = getattr(owner, name)
+
+        def recording(*arguments):
             contexts[name] = jax.config.jax_log_compiles
             return original(*arguments)
 
-        monkeypatch.setattr(owner, name, record)
+        monkeypatch.setattr(owner, name, recording)
+
+    record(anakin.Anakin, "init")
+    record(anakin.Anakin, "step")
+    record(evaluation.Evaluator, "lower")
     monkeypatch.setattr(jax.stages.Lowered, "compile", ahead := mock.Mock())
     with jax.log_compiles():
         _, lines = _run(settings, _directory(tmp_path), At(tmp_path, 0, later=1), parts)
     assert lines[-1] == "stopped at 64 steps: continue with --resume"
     assert contexts == dict.fromkeys(("init", "step", "lower"), True)
-    assert not ahead.called
+    ahead.assert_called_once_with()  # of the update
 
 
 EVOLVING = (
@@ -444,11 +446,11 @@ def test_a_fault_names_member_update_and_newest_checkpoint(settings, parts, tmp_
 
 
 def test_a_failure_to_compile_ends_the_run_with_its_cause(settings, parts, tmp_path, monkeypatch):
-    """Evaluations compile in a thread, beside updates."""
+    """The update compiles in a thread, before the initial state."""
     monkeypatch.setattr(jax.stages.Lowered, "compile", mock.Mock(side_effect=MemoryError("none")))
     with pytest.raises(MemoryError, match="none"):
         _run(settings, _directory(tmp_path), parts=parts)
-    assert processes.num_lines(tmp_path) == 2  # after updates 3 and 4; the first is after 6
+    assert processes.num_lines(tmp_path) == 0
 
 
 class Endless(catch.Catch):
@@ -503,7 +505,9 @@ def test_resuming_with_a_fixed_option_changed_is_refused(population, binding, se
     ("binding", "message"),
     [("SEED = 7", "seed, 3"), ("Experiment.checkpoint_directory = '{}'", "of .*; got none")],
 )
-def test_a_run_that_is_refused_releases_its_directory(population, parts, binding, message, tmp_path):
+def test_a_run_that_is_refused_releases_its_directory(
+    population, parts, binding, message, tmp_path
+):
     directory = _directory(population[0].path)
     changed = experiment.load([str(directory.config)], [binding.replace("{}", str(tmp_path))])
     with pytest.raises(errors.UserError, match=message):
