@@ -20,7 +20,7 @@ import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import keys, parallel, types
+from podracers import keys, types
 from podracers import precision as precision_lib
 from podracers.sebulba import timing
 from podracers.supervision import pipeline
@@ -69,8 +69,7 @@ class DevicePrograms(NamedTuple):
     """
 
     init_actor: jax.stages.Wrapped  # (env_id [B]) -> actor_state
-    # (params, key, update, version of params, env_id [B], actor_state)
-    #   -> (empty carry, `parallel.hash_tree` of params)
+    # (params, key, update, version of params, env_id [B], actor_state) -> empty carry
     begin: jax.stages.Wrapped
     act: jax.stages.Wrapped  # (params, carry, arrival [H]) -> (carry, action [H])
     finish: jax.stages.Wrapped  # (carry, arrival [H]) -> carry
@@ -80,7 +79,6 @@ class Shards(NamedTuple):
     """One actor's rollout, on its learner devices."""
 
     version: int  # version of the parameters that acted
-    hash: jax.Array  # `parallel.hash_tree` of these parameters
     slices: tuple[types.Rollout, ...]  # one on each learner device that this actor feeds
 
 
@@ -148,7 +146,7 @@ class Actor:
                 params = params[self.device]
             with worker.doing(inference):
                 numbers = np.int32(update), np.int32(version)
-                carry, hashed = self.programs.begin(params, key, *numbers, stream_id, actor_state)
+                carry = self.programs.begin(params, key, *numbers, stream_id, actor_state)
             for step in range(self.length):
                 for batch in batches:
                     if step:
@@ -173,7 +171,7 @@ class Actor:
                 # Directly from the device that acted to those that learn.
                 slices = jax.block_until_ready(tuple(map(jax.device_put, slices, self.learners)))
             with worker.doing(timing.FOR_SPACE):
-                self.queue.put(Shards(version, hashed, slices))
+                self.queue.put(Shards(version, slices))
             actor_state, update, warm = carry.actor_state, update + 1, True
 
     def _receive(self, worker: pipeline.Worker, batch: _Batch, activity: str) -> None:
@@ -253,7 +251,7 @@ class ActorPrograms:
         key = jax.eval_shape(lambda: jax.random.key(0))
         actor_state = jax.eval_shape(self._init_actor, env_id)
         begin = (params, key, np.int32(0), np.int32(0), env_id, actor_state)
-        carry, _ = jax.eval_shape(self._begin, *begin)
+        carry = jax.eval_shape(self._begin, *begin)
         arrival = self._arrival(rows // num_batches)
         programs = self.on(device)
         return {
@@ -306,8 +304,7 @@ class ActorPrograms:
             age=jax.tree.map(lambda x: x + update - version, rollout.age),
         )
         stream_keys = keys.per_stream(act_key, env_id)
-        carry = Carry(rollout, actor_state, stream_keys, jnp.zeros((), jnp.int32))
-        return carry, parallel.hash_tree(params)
+        return Carry(rollout, actor_state, stream_keys, jnp.zeros((), jnp.int32))
 
     def _act(self, params, carry, arrival):
         timestep = arrival.unpack(self.spec.metrics)

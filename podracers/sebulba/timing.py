@@ -3,8 +3,6 @@
 import collections
 import dataclasses
 
-import jax
-
 from podracers import metrics
 from podracers.supervision import pipeline
 
@@ -31,8 +29,6 @@ class Timers:
     learner: pipeline.Timer = dataclasses.field(default_factory=pipeline.Timer)
     actors: list[pipeline.Timer] = dataclasses.field(default_factory=list)
     lags: list[int] = dataclasses.field(default_factory=list)  # updates; since the last `take`
-    # Of the parameters that acted the latest rollouts, on the actor and on the learner.
-    hashes: list[tuple[jax.Array, jax.Array]] = dataclasses.field(default_factory=list)
     num_devices: int = 1  # devices of this process
 
     def take(self) -> metrics.Diagnostics:
@@ -50,10 +46,6 @@ class Timers:
         if lags:
             values["lag/mean"] = sum(lags) / len(lags)
             values["lag/max"] = max(lags)
-        # Parameters that silently stop arriving would look like a lag.
-        unequal = [int(of_actor) != int(of_learner) for of_actor, of_learner in self.hashes]
-        if unequal:
-            values["lag/wrong_parameters"] = sum(unequal) / len(unequal)
         return metrics.Diagnostics(values, verdict(learner, actors, self.num_devices))
 
 
