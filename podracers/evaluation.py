@@ -203,14 +203,15 @@ class Evaluator:
 
         return pipeline.call("evaluation", play, self.timeout, stop)
 
-    def compile(self, params: types.PyTree) -> None:
-        """Compiles `run` for parameters of these `shapes`, and this process's share of episodes.
+    def lower(self, params: types.PyTree) -> jax.stages.Lowered | None:
+        """Returns the program of `run` for parameters of these `shapes`, to compile it ahead.
 
-        It does nothing for a host environment.
+        It plays this process's share of episodes. There is none for a host environment.
         """
         env_id = self._episodes_of((processes.index(), processes.count()))
-        if env_id.size and not environment_lib.is_host(self.environment):
-            self._run.lower(params, jax.eval_shape(lambda: run_key(0)), env_id).compile()
+        if not env_id.size or environment_lib.is_host(self.environment):
+            return None
+        return self._run.lower(params, jax.eval_shape(lambda: run_key(0)), env_id)
 
     def _episodes_of(self, share: tuple[int, int]) -> np.ndarray:
         """Returns the numbers of the episodes of a share, int32."""

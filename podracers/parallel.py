@@ -188,11 +188,6 @@ def hash_bits(x: jax.Array) -> jax.Array:
     return jnp.sum(bits * (2 * jnp.arange(bits.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)
 
 
-def hash_tree(tree: types.PyTree) -> jax.Array:
-    """Returns a hash of the bits of all leaves, uint32, see `hash_bits`."""
-    return hash_bits(jnp.stack([hash_bits(leaf) for leaf in jax.tree.leaves(tree)]))
-
-
 def num_bytes(tree: types.PyTree) -> int:
     """Returns the number of bytes of the arrays of a tree, or of their shapes and dtypes."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import difflib
 import errno
 import io
 import os
@@ -18,7 +17,7 @@ from typing_extensions import Buffer
 from podracers import errors, leaks
 from podracers.hosts import peers, processes
 from podracers.supervision import pipeline, watchdog
-from podracers.training import config, gin_names
+from podracers.training import gin_names
 
 # Values of an option, which may follow it together, and which may occur again.
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
@@ -30,26 +29,6 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any):
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**options)
-
-    # pyrefly: ignore[bad-override]  # overloads: a class of the caller's own for the namespace
-    def parse_args(self, args=None, namespace=None) -> argparse.Namespace:
-        """Returns the options; the error of an unknown one names the binding nearest to it."""
-        arguments, unknown = self.parse_known_args(args, namespace)
-        if not unknown:
-            return arguments
-        message = f"unrecognized arguments: {' '.join(unknown)}"
-        if hasattr(arguments, "gin_bindings"):
-            option, value, *_ = [*message.replace("=", " ").split()[2:], "VALUE"]
-            begun = os.path.join(getattr(arguments, "run_dir", None) or "", "config.gin")
-            files = arguments.gin_file or [begun if os.path.isfile(begun) else "gin/runners.gin"]
-            names = set()
-            with contextlib.suppress(errors.UserError):  # a file that is damaged gives no hint
-                names = config.names_of_files(files)
-            # A macro precedes a parameter of the same name.
-            known = {x.rpartition(".")[2].lower(): x for x in sorted(names, key=str.isupper)}
-            for near in difflib.get_close_matches(option.strip("-").lower(), known, 1):
-                message += f"; did you mean --gin_bindings '{known[near]} = {value}'?"
-        self.error(message)
 
     def error(self, message: str) -> NoReturn:
         """Raises `errors.UserError`."""

@@ -11,7 +11,6 @@ batches, `L` the learner devices that it feeds.
 import contextlib
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import keys, parallel, types
+from podracers import keys, types
 from podracers import precision as precision_lib
 from podracers.sebulba import timing
 from podracers.supervision import pipeline
@@ -70,8 +69,7 @@ class DevicePrograms(NamedTuple):
     """
 
     init_actor: jax.stages.Wrapped  # (env_id [B]) -> actor_state
-    # (params, key, update, version of params, env_id [B], actor_state)
-    #   -> (empty carry, `parallel.hash_tree` of params)
+    # (params, key, update, version of params, env_id [B], actor_state) -> empty carry
     begin: jax.stages.Wrapped
     act: jax.stages.Wrapped  # (params, carry, arrival [H]) -> (carry, action [H])
     finish: jax.stages.Wrapped  # (carry, arrival [H]) -> carry
@@ -81,7 +79,6 @@ class Shards(NamedTuple):
     """One actor's rollout, on its learner devices."""
 
     version: int  # version of the parameters that acted
-    hash: jax.Array  # `parallel.hash_tree` of these parameters
     slices: tuple[types.Rollout, ...]  # one on each learner device that this actor feeds
 
 
@@ -91,7 +88,6 @@ class _Batch:
 
     host: environment_lib.HostEnvironment
     arrival: Arrival  # [H, ...] the latest, on the host unless two rollouts need it
-    sent: float = 0.0  # time of sending its actions, by `time.perf_counter`
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,7 +111,6 @@ class Actor:
     lag: int  # most updates that a rollout's parameters may be behind; 0 and 1 are exact
     versions: pipeline.Versions  # parameters as the learner publishes them, `{device: params}`
     queue: pipeline.Queue  # receives its `Shards`
-    pace: timing.Pace
     factory: environment_lib.HostEnvironmentFactory  # it makes the environments
 
     def run(self, worker: pipeline.Worker) -> None:
@@ -151,7 +146,7 @@ class Actor:
                 params = params[self.device]
             with worker.doing(inference):
                 numbers = np.int32(update), np.int32(version)
-                carry, hashed = self.programs.begin(params, key, *numbers, stream_id, actor_state)
+                carry = self.programs.begin(params, key, *numbers, stream_id, actor_state)
             for step in range(self.length):
                 for batch in batches:
                     if step:
@@ -163,7 +158,6 @@ class Actor:
                     with worker.doing(inference):
                         action = jax.tree.map(np.asarray, action)
                     with worker.doing(stepping):
-                        batch.sent = time.perf_counter()
                         batch.host.send(action)
             for batch in batches:
                 self._receive(worker, batch, stepping)
@@ -177,17 +171,14 @@ class Actor:
                 # Directly from the device that acted to those that learn.
                 slices = jax.block_until_ready(tuple(map(jax.device_put, slices, self.learners)))
             with worker.doing(timing.FOR_SPACE):
-                self.queue.put(Shards(version, hashed, slices))
+                self.queue.put(Shards(version, slices))
             actor_state, update, warm = carry.actor_state, update + 1, True
 
     def _receive(self, worker: pipeline.Worker, batch: _Batch, activity: str) -> None:
         """Waits for the next time step of a batch."""
         with worker.doing(activity):
-            began = time.perf_counter()
             timestep = batch.host.recv()
-            arrived = time.perf_counter()
         batch.arrival = self._arrival("recv", timestep)
-        self.pace.add(batch.host.num_envs, arrived - batch.sent, arrived - began)
 
     @functools.cached_property
     def _expected(self) -> types.TimeStep:
@@ -260,7 +251,7 @@ class ActorPrograms:
         key = jax.eval_shape(lambda: jax.random.key(0))
         actor_state = jax.eval_shape(self._init_actor, env_id)
         begin = (params, key, np.int32(0), np.int32(0), env_id, actor_state)
-        carry, _ = jax.eval_shape(self._begin, *begin)
+        carry = jax.eval_shape(self._begin, *begin)
         arrival = self._arrival(rows // num_batches)
         programs = self.on(device)
         return {
@@ -313,8 +304,7 @@ class ActorPrograms:
             age=jax.tree.map(lambda x: x + update - version, rollout.age),
         )
         stream_keys = keys.per_stream(act_key, env_id)
-        carry = Carry(rollout, actor_state, stream_keys, jnp.zeros((), jnp.int32))
-        return carry, parallel.hash_tree(params)
+        return Carry(rollout, actor_state, stream_keys, jnp.zeros((), jnp.int32))
 
     def _act(self, params, carry, arrival):
         timestep = arrival.unpack(self.spec.metrics)

@@ -67,13 +67,6 @@ class Learner:
             out_shardings=jax.sharding.NamedSharding(self.mesh, _SPEC()),
         )
 
-    @functools.cached_property
-    def hash_actor_params(self):
-        """`learner -> hash`, uint32, the `parallel.hash_tree` of its acting parameters."""
-        return jax.jit(
-            lambda learner: parallel.hash_tree(self.programs.agent.actor_params(learner))
-        )
-
     def trace(self, state: SebulbaState) -> jax.stages.Traced:
         """Traces one update from the shapes of a state."""
         count = self.placement.actors_per_learner

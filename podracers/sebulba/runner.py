@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +32,6 @@ class _Session:
 
     supervisor: pipeline.Supervisor  # supervises the actors' threads
     versions: pipeline.Versions  # published parameters, `{device: params}`
-    hashes: dict[int, jax.Array]  # hashes of the learner's acting parameters, by version
     queues: list[pipeline.Queue]  # one for the rollouts of each actor
     timers: timing.Timers
     update: int  # number of updates that the latest state has taken
@@ -196,7 +194,6 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
         with timer(timing.FOR_ROLLOUTS):
             shards = [queue.get() for queue in session.queues]  # one rollout of each actor
         session.timers.lags += [session.update - shard.version for shard in shards]
-        session.timers.hashes = [(x.hash, session.hashes[x.version]) for x in shards]
         with timer(timing.LEARNING):
             slices = [part for shard in shards for part in shard.slices]
             state, report = self._learner.learn(state, self._learner.assemble(slices))
@@ -205,13 +202,8 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
             jax.block_until_ready((state, report, list(params.values())))
         session.update += 1
         with timer(timing.PUBLISHING):
-            self._publish(session, state, params)
+            session.versions.publish(session.update, params)
         return state, report
-
-    def _publish(self, session: _Session, state: learner_lib.SebulbaState, params: Any) -> None:
-        session.hashes[session.update] = self._learner.hash_actor_params(state.learner)
-        session.hashes.pop(session.update - self.lag - 1, None)
-        session.versions.publish(session.update, params)
 
     def _copy_params(self, state: learner_lib.SebulbaState) -> dict[jax.Device, types.PyTree]:
         """Copies the acting parameters to the actors' devices; no later donation deletes them."""
@@ -282,7 +274,6 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
         session = _Session(
             supervisor=supervisor,
             versions=pipeline.Versions(supervisor, self.lag + 1),
-            hashes={},
             queues=[pipeline.Queue(supervisor, max(self.lag, 1)) for _ in self.placement.actors],
             timers=timing.Timers(num_devices=jax.local_device_count()),
             update=int(state.update),
@@ -291,11 +282,10 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
         weakref.finalize(session, supervisor.cancel)  # the runner may never be closed
         params = self._copy_params(state)
         jax.block_until_ready(list(params.values()))
-        self._publish(session, state, params)
+        session.versions.publish(session.update, params)
         for index in range(len(self.placement.actors)):
-            thread = self._actor(session, index, key)
-            session.timers.paces.append(thread.pace)
-            session.timers.actors.append(supervisor.start(f"actor {index}", thread.run).timer)
+            run = self._actor(session, index, key).run
+            session.timers.actors.append(supervisor.start(f"actor {index}", run).timer)
         return session
 
     def _actor(self, session: _Session, index: int, key: jax.Array) -> actor.Actor:
@@ -320,6 +310,5 @@ class Sebulba(contextlib.AbstractContextManager["Sebulba"]):
             lag=self.lag,
             versions=session.versions,
             queue=session.queues[index],
-            pace=timing.Pace(self.num_batches),
             factory=factory,
         )

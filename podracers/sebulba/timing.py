@@ -2,11 +2,6 @@
 
 import collections
 import dataclasses
-import math
-import threading
-import time
-
-import jax
 
 from podracers import metrics
 from podracers.supervision import pipeline
@@ -25,43 +20,6 @@ _ACTOR = (*_ACTOR, pipeline.COMPILING, "host")
 _LEARNER = (FOR_ROLLOUTS, LEARNING, PUBLISHING, ELSEWHERE, "host")
 
 IDLE_THRESHOLD = 0.15  # share of time; actors that wait longer are limited by the learner
-KNOWN_LATENCY_FRACTION = 0.05  # share of a step; its end is known well if the host waited that long
-
-
-class Pace:
-    """The rate of one actor's simulator steps, and the highest rate possible.
-
-    A step lasts from sending its actions to receiving its results. Its latency is unknown if it
-    ended before the host waited for it; such a step adds nothing to the possible rate.
-    """
-
-    def __init__(self, num_batches: int):
-        self.num_batches = num_batches
-        self._lock = threading.Lock()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._since = time.perf_counter()
-        self._steps = self._timed_steps = 0
-        self._timed_seconds = 0.0
-
-    def add(self, steps: int, seconds: float, waited: float) -> None:
-        """Adds a step of `steps` environments, in whose `seconds` the host `waited` for the end."""
-        with self._lock:
-            self._steps += steps
-            if waited > KNOWN_LATENCY_FRACTION * seconds:
-                self._timed_steps += steps
-                self._timed_seconds += seconds
-
-    def take(self) -> tuple[float, float]:
-        """Returns steps per second since the last call, and the possible rate (NaN if unknown)."""
-        with self._lock:
-            rate = self._steps / max(time.perf_counter() - self._since, 1e-9)
-            possible = math.nan
-            if self._timed_seconds:
-                possible = self.num_batches * self._timed_steps / self._timed_seconds
-            self._reset()
-            return rate, possible
 
 
 @dataclasses.dataclass
@@ -70,23 +28,15 @@ class Timers:
 
     learner: pipeline.Timer = dataclasses.field(default_factory=pipeline.Timer)
     actors: list[pipeline.Timer] = dataclasses.field(default_factory=list)
-    paces: list[Pace] = dataclasses.field(default_factory=list)  # one for each actor's simulators
     lags: list[int] = dataclasses.field(default_factory=list)  # updates; since the last `take`
-    # Of the parameters that acted the latest rollouts, on the actor and on the learner.
-    hashes: list[tuple[jax.Array, jax.Array]] = dataclasses.field(default_factory=list)
     num_devices: int = 1  # devices of this process
 
     def take(self) -> metrics.Diagnostics:
         """Returns shares, rates and lags since the last call."""
         learner, actors = _shares([self.learner], _LEARNER), _shares(self.actors, _ACTOR)
-        rates = [pace.take() for pace in self.paces]
-        possible = sum(fastest for _, fastest in rates)
-        share = sum(rate for rate, _ in rates) / possible if possible else math.nan
         values = {
             **{f"time/learner/{name}": x for name, x in learner.items()},
             **{f"time/actor/{name}": x for name, x in actors.items()},
-            "environment/possible_steps_per_second": possible,
-            "environment/share_of_possible": share,
             "idle/learner": learner[FOR_ROLLOUTS],
             "idle/actor": actors[FOR_PARAMETERS] + actors[FOR_SPACE],
         }
@@ -96,11 +46,7 @@ class Timers:
         if lags:
             values["lag/mean"] = sum(lags) / len(lags)
             values["lag/max"] = max(lags)
-        # Parameters that silently stop arriving would look like a lag.
-        unequal = [int(of_actor) != int(of_learner) for of_actor, of_learner in self.hashes]
-        if unequal:
-            values["lag/wrong_parameters"] = sum(unequal) / len(unequal)
-        return metrics.Diagnostics(values, verdict(learner, actors, share, self.num_devices))
+        return metrics.Diagnostics(values, verdict(learner, actors, self.num_devices))
 
 
 def _shares(timers: list[pipeline.Timer], names: tuple[str, ...]) -> dict[str, float]:
@@ -113,13 +59,10 @@ def _shares(timers: list[pipeline.Timer], names: tuple[str, ...]) -> dict[str, f
     return {name: float(seconds / whole) for name, seconds in totals.items()}
 
 
-def verdict(
-    learner: dict[str, float], actors: dict[str, float], pace: float, num_devices: int
-) -> str:
+def verdict(learner: dict[str, float], actors: dict[str, float], num_devices: int) -> str:
     """Returns one line on what limits the speed, and what would help.
 
-    `learner` and `actors` are shares of time. `pace` is the rate of the simulators as a share of
-    the possible one; NaN if unknown. Actors and learners can share `num_devices`.
+    `learner` and `actors` are shares of time. Actors and learners can share `num_devices`.
     """
     devices = "more {} devices" if num_devices > 1 else "a faster device"
     waiting = learner[FOR_ROLLOUTS]
@@ -129,9 +72,8 @@ def verdict(
         return f"acting and learning take turns: {shares}; a larger Sebulba.lag would help"
     if idle > IDLE_THRESHOLD:
         return f"learning limits: {shares}; {devices.format('learner')} would help"
-    of_possible = "" if math.isnan(pace) else f"{pace:.0%} of the rate they could step at, "
     share, limit, advice = max(
-        (actors["environment"], f"environments limit: {of_possible}", "more host cores"),
+        (actors["environment"], "environments limit: ", "more host cores"),
         (actors[INFERENCE] + actors[TRANSFER], "inference limits: ", devices.format("actor")),
         (actors["host"] + actors[SENDING], "Python limits: ", "larger batches"),
     )

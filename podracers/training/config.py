@@ -22,7 +22,7 @@ import pathlib
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import gin
@@ -365,14 +365,12 @@ class _Names(config_parser.ParserDelegate):
 
     def __init__(self):
         self.parts: list[str] = []
-        self.macros: list[str] = []
 
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
         self.parts.append(scoped_configurable_name.rpartition("/")[2])
         return _Reference(_short(scoped_configurable_name) + "()" * evaluate)
 
     def macro(self, macro_name: str) -> Any:
-        self.macros.append(macro_name)
         return _Macro(macro_name)
 
 
@@ -380,8 +378,6 @@ class Contents(NamedTuple):
     """Contents of one .gin file, without those of the files that it includes."""
 
     values: dict[str, Any]  # keys are parameters, such as `PPO.gamma`; macros are resolved
-    names: set[str]  # parameters and macros that it binds, and macros that it uses
-    includes: list[str]
     # Imports, includes, and references such as `@run_directory.os.remove()`, that lead out of the
     # public parts of this project.
     other_code: list[str]
@@ -393,7 +389,7 @@ def read(text: str, source: str) -> Contents:
     Raises:
       errors.UserError: the text is no .gin file; the message names it `source`.
     """
-    names, bound, modules, includes, others = _Names(), {}, {}, [], []
+    names, bound, modules, others = _Names(), {}, {}, []
     try:
         statements = list(config_parser.ConfigParser(text, names))
     except Exception as error:
@@ -403,7 +399,7 @@ def read(text: str, source: str) -> Contents:
             name = _scoped(statement.scope, statement.selector)
             bound[f"{name}.{statement.arg_name}".rstrip(".")] = statement.value
         elif isinstance(statement, config_parser.IncludeStatement):
-            includes.append(statement.filename)
+            others.append(statement.filename)
         elif isinstance(statement, config_parser.ImportStatement):
             if statement.is_from or statement.alias:
                 modules[statement.bound_name()] = statement.module
@@ -423,14 +419,4 @@ def read(text: str, source: str) -> Contents:
         return type(value)(map(resolve, value)) if type(value) in (list, tuple) else value
 
     values = {name: resolve(value) for name, value in bound.items() if "." in name}
-    return Contents(values, {*bound, *names.macros}, includes, [*includes, *others])
-
-
-def names_of_files(paths: Iterable[str]) -> set[str]:
-    """Returns `Contents.names` of .gin files and of the files that they include."""
-    names, files = set(), list(map(gin_names.find, paths))
-    for path in files:  # it grows by the includes
-        contents = read(pathlib.Path(path).read_text("utf-8-sig", "replace"), path)
-        names |= contents.names
-        files += set(map(gin_names.find, contents.includes)).difference(files)
-    return names
+    return Contents(values, others)

@@ -39,10 +39,10 @@ class Parts(NamedTuple):
         evaluators = filter(None, (self.evaluator, self.greedy_evaluator))
         return evaluation.Evaluation(*(x.run(params, key, **options) for x in evaluators))
 
-    def compile_evaluation(self, params: types.PyTree) -> None:
-        """Compiles both evaluators for parameters of these `evaluation.shapes`."""
-        for evaluator in filter(None, (self.evaluator, self.greedy_evaluator)):
-            evaluator.compile(params)
+    def lower_evaluation(self, params: types.PyTree) -> list[jax.stages.Lowered]:
+        """Returns the programs of both evaluators for parameters of these `evaluation.shapes`."""
+        evaluators = filter(None, (self.evaluator, self.greedy_evaluator))
+        return [program for x in evaluators if (program := x.lower(params)) is not None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

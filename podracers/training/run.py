@@ -9,7 +9,7 @@ import math
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -111,12 +111,15 @@ class Run:
         with contextlib.ExitStack() as exits:  # the process may live on, as a notebook's does
             processes.on_lead(directory.lock.acquire)
             exits.push(_closing(directory.lock.release))
+            # XLA compiles there without the interpreter's lock. Programs are traced in this thread,
+            # which has the caller's contexts of JAX.
             self._compiler = futures.ThreadPoolExecutor(1, "compiler")
             exits.callback(self._compiler.shutdown, wait=False, cancel_futures=True)
-            if not resume:
-                self._compile_update()
-            initial_state = self._compiler.submit(runner.init, experiment.seed)
-            self._compiled_evaluation: futures.Future[None] | None = None
+            self._evaluations: Iterable[Any] | None = None  # programs, as they are compiled
+            update = None
+            # With other runners errors of actors come first.
+            if not resume and runner.updates_per_dispatch is None:
+                update = self._compiler.submit(runner.trace(experiment.seed).lower().compile)
             self._import_and_open()
             exits.push(_closing(self._checkpointer.close))
             exits.push(_closing(runner.close))
@@ -125,16 +128,15 @@ class Run:
             if parts.evaluator.environment is not parts.environment:
                 self._print_line("evaluations: in the environment's evaluation_environment")
             self._print_line(self._schedule())
-            self._state = initial_state.result()
-            del initial_state  # it holds the state, and a restored one needs its memory
+            if update is not None:  # two compilations at once take longer than in turn
+                update.result()
+            self._state = runner.init(experiment.seed)
             if resume and self._restore():
                 pass
             elif initial := initial or initial_run.load(experiment, parts):
                 self._state = initial_run.begin(initial, parts, self._state)
                 self._origin = {"initial_run": {"path": initial.path, "step": initial.step}}
                 self._print_line(f"beginning with {initial.path}, step {initial.step:,}")
-            if resume:  # now, because a checkpoint may have been refused
-                self._compile_update()
             self._exits = exits.pop_all()
         # Read now: the checkout may be at another commit by the end of the run.
         self._provenance = summary_lib.provenance()
@@ -151,17 +153,6 @@ class Run:
             options.keep_best,
             replay=options.checkpoint_replay,
         )
-
-    def _compile_update(self) -> None:
-        """Starts to compile the update, which XLA does without the interpreter's lock.
-
-        It is one program at a time: each uses several cores, and two take longer than in turn.
-        """
-        self._compiled_update: futures.Future[Any] | None = None
-        # With other runners errors of actors come first.
-        if self._runner.updates_per_dispatch is None and not self._is_trained:
-            update = self._runner.trace(self._experiment.seed).lower()
-            self._compiled_update = self._compiler.submit(update.compile)
 
     def _restore(self) -> bool:
         """Restores the newest checkpoint; returns whether there is one."""
@@ -346,14 +337,14 @@ class Run:
     def _dispatch(self, size: int) -> None:
         """Runs some updates, and adds them to the report of the log period."""
         start = time.perf_counter()
-        if self._compiled_update is not None:
-            self._compiled_update.result()
         self._state, report = self._runner.step(self._state, size, self._report)
-        self._report = report = jax.device_get(report)
-        if self._compiled_evaluation is None:
+        is_first, programs = self._evaluations is None, []
+        if is_first:  # traced while the devices compute
             params = evaluation.shapes(self._runner.actor_params(self._state))
-            work = self._parts.compile_evaluation, params
-            self._compiled_evaluation = self._compiler.submit(*work)
+            programs = self._parts.lower_evaluation(params)
+        self._report = report = jax.device_get(report)
+        if is_first and not self._stop:  # a compilation cannot be cancelled
+            self._evaluations = self._compiler.map(jax.stages.Lowered.compile, programs)
         seconds = time.perf_counter() - start
         self._pace = seconds / size
         self._clock.add_dispatch(seconds, size * self._runner.steps_per_update)
@@ -464,8 +455,8 @@ class Run:
         Returns the score, None if a signal stopped any process; and in process 0 the evaluation
         and the uniform policy's episodes.
         """
-        if self._compiled_evaluation is not None:  # else no update was left
-            self._compiled_evaluation.result()
+        for _ in self._evaluations or ():  # None if no update was left
+            pass
         params = self._runner.actor_params(self._state)
         key = evaluation.run_key(self._experiment.seed, None if final else self._update)
 

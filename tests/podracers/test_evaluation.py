@@ -333,7 +333,7 @@ def test_each_process_compiles_the_program_of_its_share(monkeypatch):
     monkeypatch.setattr(evaluation.processes, "count", lambda: 2)
     evaluator = evaluation.Evaluator(Alternating(), streams.RandomEpisodes(), 5)
     vars(evaluator)["_run"] = program = mock.Mock()
-    evaluator.compile(evaluation.shapes({"number": 0.7}))  # which is an argument, too
+    evaluator.lower(evaluation.shapes({"number": 0.7}))  # which is an argument, too
     params, _, env_id = program.lower.call_args.args
     assert params == {"number": 0.7}
     np.testing.assert_array_equal(env_id, [2, 3, 4])

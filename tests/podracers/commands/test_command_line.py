@@ -42,20 +42,6 @@ def test_values_follow_one_flag_or_repeat_it():
     assert re.findall(r'"append"|nargs="\+"', source) == []
 
 
-def test_the_hint_reads_files_that_include_one_another_and_the_configuration_of_a_run(tmp_path):
-    one, two = tmp_path / "one.gin", tmp_path / "two.gin"
-    one.write_text(f"include '{two}'\nSEED = 1\n")
-    two.write_text(f"include '{one}'\n")
-    parser = command_line.Parser()
-    parser.add_experiment()
-    with pytest.raises(errors.UserError, match="did you mean --gin_bindings 'SEED = 3'"):
-        parser.parse_args(["--gin_file", str(one), "--seed", "3"])
-    (tmp_path / "config.gin").write_text("from agents import ppo\nppo.PPO.clip_epsilon = 0.2\n")
-    parser.add_argument("--run_dir")
-    with pytest.raises(errors.UserError, match=r"'PPO\.clip_epsilon = 0\.1'"):
-        parser.parse_args(["--run_dir", str(tmp_path), "--clip_epsilon", "0.1"])
-
-
 def test_a_standard_stream_that_is_closed_is_no_file_of_the_script(tmp_path):
     program = """
 import os, subprocess, sys

@@ -1,6 +1,5 @@
-"""Tests of shares of time, rates of simulators, and the bottleneck."""
+"""Tests of shares of time, and the bottleneck."""
 
-import math
 import re
 
 import pytest
@@ -16,70 +15,56 @@ ACTORS = dict.fromkeys(
 
 
 @pytest.mark.parametrize(
-    ("learner", "actors", "pace", "verdict"),
+    ("learner", "actors", "verdict"),
     [
         (
             {"wait_for_rollouts": 0.6, "learning": 0.4},
             {"environment": 0.9, "inference": 0.1},
-            0.92,
-            "environments limit: 92% of the rate .* 90% of the actors' time, .* learner idles 60%",
+            "environments limit: 90% of the actors' time, .* learner idles 60%",
         ),
         (
             {"wait_for_rollouts": 0.6, "learning": 0.4},
             {"environment": 0.3, "inference": 0.5, "transfer": 0.2},
-            math.nan,
             "inference limits: 70% .*; (more actor devices|a faster device) would",
         ),
         (
             {"learning": 0.9, "publishing": 0.1},
             {"environment": 0.5, "wait_for_parameters": 0.4, "wait_for_queue": 0.1},
-            0.5,
             "learning limits: actors wait 50%.*; (more learner devices|a faster device) would",
         ),
         (
             # The actors wait for an evaluation.
             {"learning": 0.4, "elsewhere": 0.5},
             {"environment": 0.4, "wait_for_parameters": 0.6},
-            0.5,
-            "environments limit: 50% of the rate .* 40% of the actors' time",
+            "environments limit: 40% of the actors' time",
         ),
         (
             {"wait_for_rollouts": 0.5, "learning": 0.5},
             {"environment": 0.5, "wait_for_parameters": 0.5},
-            0.5,
             "acting and learning take turns: .* a larger Sebulba.lag",
         ),
     ],
 )
-def test_bottleneck(learner, actors, pace, verdict):
+def test_bottleneck(learner, actors, verdict):
     for count, other in ((1, "more (actor|learner) devices"), (2, "a faster device")):
-        line = timing.verdict({**LEARNER, **learner}, {**ACTORS, **actors}, pace, count)
+        line = timing.verdict({**LEARNER, **learner}, {**ACTORS, **actors}, count)
         assert re.match(verdict, line) and not re.search(other, line)
 
 
-def test_shares_add_up_rates_are_of_steps_with_known_latency_and_all_are_reset(monkeypatch):
+def test_shares_add_up_and_are_reset(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(timing.time, "monotonic", lambda: now)
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
-    timers = timing.Timers(
-        actors=[pipeline.Timer()], paces=[timing.Pace(num_batches=2)], lags=[0, 1, 1, 1]
-    )
+    monkeypatch.setattr(pipeline.time, "monotonic", lambda: now)
+    timers = timing.Timers(actors=[pipeline.Timer()], lags=[0, 1, 1, 1])
     with timers.learner(timing.LEARNING):
         now += 0.05
     with timers.actors[0](timing.ENVIRONMENT):
         now += 0.05
-    timers.paces[0].add(steps=10, seconds=0.1, waited=0.05)
-    timers.paces[0].add(steps=10, seconds=5.0, waited=0.0)  # the step ended before polling
     values = timers.take().values
     for thread in ("learner", "actor"):
         shares = [v for name, v in values.items() if name.startswith(f"time/{thread}/")]
         assert sum(shares) == pytest.approx(1.0)
     assert values["time/learner/learning"] == pytest.approx(0.5)
-    assert values["environment/possible_steps_per_second"] == pytest.approx(200.0)
-    assert values["environment/share_of_possible"] > 0.0
-    now += 1.0
     assert (values["lag/0"], values["lag/1"], values["lag/mean"]) == (0.25, 0.75, 0.75)
     again = timers.take().values
     assert again["time/learner/learning"] == 0.0
-    assert math.isnan(again["environment/share_of_possible"])
     assert "lag/mean" not in again
