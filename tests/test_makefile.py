@@ -72,13 +72,6 @@ def test_workflows_call_make_on_every_python():
     assert workflows["test"]["test"]["strategy"]["matrix"]["python"] == versions
 
 
-def test_hooks_of_pre_commit_are_programs_of_the_environment():
-    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    programs = [hook["entry"].split()[0] for hook in repository["hooks"]]
-    assert programs
-    assert [program for program in programs if not (ROOT / program).is_file()] == []
-
-
 def test_unknown_extras_are_refused():
     """Pip only warns, and JAX would find only the CPU."""
     assert "got 'cuda'" in _make("--dry-run", "EXTRAS=cuda", "install", code=2)
