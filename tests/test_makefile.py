@@ -38,18 +38,6 @@ def test_train(variables, flags):
     assert all((ROOT / word).exists() for word in last if word.startswith("gin/"))
 
 
-def test_times_are_those_of_the_pages():
-    names = ("Makefile", "README.md", "CONTRIBUTING.md")
-    makefile, *pages = ((ROOT / name).read_text() for name in names)
-    times = dict(re.findall(r"^(TRAIN|TEST|CHECK)_TIME := (.+)$", makefile, re.M))
-    text, shown = " ".join(" ".join(pages).split()), _make("help")
-    assert len(times) == 3
-    for name, time in times.items():
-        assert time in shown
-        assert re.search(rf"make {name.lower()}`? (takes |# )?{re.escape(time)}", text), name
-    assert times["TRAIN"] not in _make("-n", "train", "STAMP=setup.cfg", "EXPERIMENT=catch_dqn")
-
-
 def test_checks_include_types_and_all_tests_are_the_fast_and_the_slow_ones():
     assert ".venv/bin/pyrefly check" in _make("-n", "STAMP=setup.cfg", "check")
     marked = re.findall('-m "(.+)"', _make("-n", "STAMP=setup.cfg", "test-all"))

@@ -80,7 +80,7 @@ def first_end(timestep):
         ("Jumanji/Snake-v1", 60, {}, True),
         slow("Jumanji/TSP-v1", 60, {}, True),
         slow("Jumanji/Maze-v0", 60, {}, True),
-        ("Jumanji/Tetris-v0", 30, {}, True),  # a joint mask: one flat action
+        ("Jumanji/Tetris-v0", 30, {}, False),  # a joint mask: one flat action
         slow("FrozenLake-v1", 40, {}, False),
         ("highway-v0", 30, {}, True),
         slow("FetchReach-v4", 20, {}, True),
