@@ -1,4 +1,4 @@
-"""Tests of the Makefile: its commands, and the times in it and in the README."""
+"""Tests of the Makefile: its commands."""
 
 import os
 import re
