@@ -13,7 +13,7 @@ import pytest
 
 from environments import envpool
 from environments.envpool import families
-from podracers import environment, types
+from podracers import environment
 from podracers.training import experiment
 from tests import streams
 from tests.environments import host_contract
@@ -190,14 +190,6 @@ def test_a_task_with_one_problem_is_reported(caplog):
             is_one = all(np.all(leaf == leaf[:1]) for leaf in first)
             envs.close()
         assert caplog.text.count("has one problem in all episodes") == is_one
-
-
-def test_only_images_are_drawn():
-    factory = envpool.EnvPool("Pong-v5")
-    image = factory.render(types.restart(factory.spec.zero_observation()))
-    assert (image.dtype, image.shape) == (np.uint8, (252, 252, 3))
-    for task_id in ("Hopper-v4", "MiniGrid-Empty-5x5-v0"):
-        assert not hasattr(envpool.EnvPool(task_id), "render")
 
 
 def test_close_ends_the_threads_and_keeps_arrays():
