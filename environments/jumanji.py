@@ -44,21 +44,17 @@ class Jumanji(adaptors.Adaptor):
       sees itself as the first; one that is connected or blocked is out.
     - The episode terminated iff Jumanji ends it with discount 0 for every agent.
 
-    Time limits. Most tasks report their `time_limit` as a termination (Connector and
-    LevelBasedForaging do not). With `time_limit_truncates` the inner clock is set one step late and
-    this class ends the episode at the limit: LAST with discount 1, unless the task ends by its own
-    rules on the same step.
+    Most tasks report their `time_limit` as a termination (Connector and LevelBasedForaging do not).
+    The inner clock is set one step late, and this class ends the episode at the limit: LAST with
+    discount 1, unless the task ends by its own rules on the same step.
 
     Attributes:
       name: registered id, such as `Snake-v1`.
       options: keyword arguments of the environment's constructor.
-      time_limit_truncates: whether the time limit truncates; otherwise episodes end as Jumanji
-        reports.
       agents: whether each agent is a stream with its own action, not all of them one.
     """
 
     name: str = "Snake-v1"
-    time_limit_truncates: bool = True
     agents: bool = False
 
     @functools.cached_property
@@ -101,7 +97,7 @@ class Jumanji(adaptors.Adaptor):
         last = timestep.step_type == types.LAST
         terminated = last & jnp.all(timestep.discount == 0.0)
         truncated = last & ~terminated
-        if limit is not None and self.time_limit_truncates:
+        if limit is not None:
             truncated |= steps >= limit
         reward = jnp.asarray(timestep.reward, jnp.float32)
         observation = self._observe(timestep.observation)
@@ -166,7 +162,7 @@ class Jumanji(adaptors.Adaptor):
                 jax.eval_shape(lambda key: inner.step(inner.reset(key)[0], action), first)
         limit = getattr(inner, "time_limit", None)
         limit = int(limit) if isinstance(limit, int | np.integer) else None
-        if limit is not None and self.time_limit_truncates:
+        if limit is not None:
             inner.time_limit = limit + 1
             reward = getattr(inner, "_reward_fn", None)
             # SearchAndRescue scales rewards by its limit: keep the true one there.

@@ -5,14 +5,12 @@ import pathlib
 import tempfile
 import types
 
-import jax
-import numpy as np
 import pytest
 
 from environments import catch
 from podracers import agent_contract, anakin, errors, sebulba
 from podracers.training import experiment, run
-from tests import contract, documented, streams
+from tests import contract, documented
 
 PAGE = documented.DOCS / "extending.md"
 GLOBAL_MEAN = "parallel.global_mean(types.Mean(gradient, mean.count))"
@@ -42,32 +40,6 @@ def _actor_critic(old: str = "", new: str = "") -> type:
     module = types.ModuleType("actor_critic")
     exec(source.replace(old, new), module.__dict__)
     return module.ActorCritic
-
-
-@functools.cache
-def _learners(agent: type, name: str, num_devices: int) -> list[list[np.ndarray]]:
-    """Returns the learner of each device after four updates."""
-    task = streams.RandomEpisodes()
-    subject = contract.RUNNERS[name].make(agent(task.spec), task, num_devices)
-    state, _ = subject.step(subject.init(0), 4)
-    subject.close()
-    return [
-        [
-            np.asarray(leaf.addressable_shards[device].data)
-            for leaf in jax.tree.leaves(state.learner)
-        ]
-        for device in range(num_devices)
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", contract.RUNNERS)
-def test_the_agent_of_one_file_learns_the_same_on_any_number_of_devices(name):
-    (expected,) = _learners(_actor_critic(), name, 1)
-    first, *others = _learners(_actor_critic(), name, 4)
-    streams.assert_close(first, expected)
-    for other in others:
-        streams.assert_same(other, first)
 
 
 @pytest.mark.parametrize(

@@ -97,41 +97,6 @@ def test_parameters_are_those_of_the_golden_file(subject, request):
     golden.check(request.node.callspec.id, params)
 
 
-@pytest.mark.parametrize("name", ["ppo_asymmetric", "sac_asymmetric"])
-def test_policy_and_critics_read_their_own_parts_of_an_observation(name):
-    """With a recurrent state, stacks of frames and normalisation."""
-    agent, candidate = contract.AGENTS[name]()
-    learner, batch = experience.zeros(agent), 3
-    params, keys = agent.actor_params(learner), jax.random.split(jax.random.key(0), batch)
-
-    def outputs(observation):
-        """Returns the actions and the values of observations `[T, B, ...]`."""
-        actor_state, results = agent.init_actor(jnp.arange(batch), batch), []
-        for time in range(3):
-            step_type = jnp.full((batch,), types.MID if time else types.FIRST, jnp.int8)
-            seen = jax.tree.map(lambda x: x[time], observation)  # noqa: B023
-            timestep = types.TimeStep(seen, jnp.zeros(batch), jnp.ones(batch), step_type)
-            action, next_state, extras = agent.act(params, actor_state, timestep, keys, True)
-            if name == "ppo_asymmetric":  # both see the same previous action
-                value, next_state = extras.value, next_state._replace(action=jnp.zeros((batch, 2)))
-            else:
-                preprocessed = agent.preprocess.apply(params.normalizer, timestep)
-                stack, _ = agent.net.observe({}, actor_state, preprocessed)
-                value = agent.net.values(learner.params.critic, stack, jnp.zeros((batch, 2)))[0]
-            results.append((action, value))
-            actor_state = next_state
-        return zip(*results)
-
-    observation = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((3, batch, *x.shape), x.dtype), candidate.spec.observation
-    )
-    for index, part in enumerate(("state", "privileged_state")):
-        # The program of one output does not need the arguments of the other.
-        output = jax.jit(lambda x, index=index: [*outputs(x)][index])
-        is_kept = jax.export.export(output)(observation).module_kept_var_idx
-        assert [sorted(observation)[position] for position in is_kept] == [part]
-
-
 # Whether evaluations sample actions, as training does.
 SAMPLES = {"ppo_gru_frames": True, "impala": True, "vmpo": True, "sac_discrete": True, "sac": False}
 

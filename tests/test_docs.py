@@ -55,12 +55,6 @@ def test_every_program_and_gin_file_is_run_by_a_test(page):
     assert [x for x, name in zip(blocks, names) if not name or f'"{name[1]}' not in tests] == []
 
 
-def test_the_comparison_counts_the_agents_of_the_readme():
-    readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/comparison.md"))
-    agents = re.findall(r"^\| `\w+\.\w+` \| (?:any|discrete|continuous)", readme, re.M)
-    assert re.search(r"^\| algorithms \| (\d+) agents", page, re.M)[1] == str(len(agents))
-
-
 # Parts that no user imports or names in a .gin file, and packages whose modules are listed.
 _UNLISTED = {"backends", "meta", "rendering", "ring_buffer", "sum_tree"}
 

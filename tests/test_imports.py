@@ -124,7 +124,3 @@ def test_modules_import_no_upper_layer(package, number):
 def test_one_module_of_agents_asks_for_the_platform():
     asking = [x.stem for x in (ROOT / "agents").rglob("*.py") if "platform()" in x.read_text()]
     assert asking == ["layouts"]
-
-
-def test_gin_configurations_do_not_shadow_gin_config():
-    assert not list((ROOT / "gin").rglob("*.py"))

@@ -1,4 +1,4 @@
-"""Tests of the Makefile: its commands, and the times in it and in the README."""
+"""Tests of the Makefile: its commands."""
 
 import os
 import re
@@ -38,18 +38,6 @@ def test_train(variables, flags):
     assert all((ROOT / word).exists() for word in last if word.startswith("gin/"))
 
 
-def test_times_are_those_of_the_pages():
-    names = ("Makefile", "README.md", "CONTRIBUTING.md")
-    makefile, *pages = ((ROOT / name).read_text() for name in names)
-    times = dict(re.findall(r"^(TRAIN|TEST|CHECK)_TIME := (.+)$", makefile, re.M))
-    text, shown = " ".join(" ".join(pages).split()), _make("help")
-    assert len(times) == 3
-    for name, time in times.items():
-        assert time in shown
-        assert re.search(rf"make {name.lower()}`? (takes |# )?{re.escape(time)}", text), name
-    assert times["TRAIN"] not in _make("-n", "train", "STAMP=setup.cfg", "EXPERIMENT=catch_dqn")
-
-
 def test_checks_include_types_and_all_tests_are_the_fast_and_the_slow_ones():
     assert ".venv/bin/pyrefly check" in _make("-n", "STAMP=setup.cfg", "check")
     marked = re.findall('-m "(.+)"', _make("-n", "STAMP=setup.cfg", "test-all"))
@@ -70,13 +58,6 @@ def test_workflows_call_make_on_every_python():
         _make("-n", "STAMP=setup.cfg", *arguments)
     versions = re.findall(r":: (3\.\d+)", documented.setup()["metadata"]["classifiers"])
     assert workflows["test"]["test"]["strategy"]["matrix"]["python"] == versions
-
-
-def test_hooks_of_pre_commit_are_programs_of_the_environment():
-    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    programs = [hook["entry"].split()[0] for hook in repository["hooks"]]
-    assert programs
-    assert [program for program in programs if not (ROOT / program).is_file()] == []
 
 
 def test_unknown_extras_are_refused():

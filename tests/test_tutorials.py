@@ -3,22 +3,19 @@
 Axis legend: `T` time, `B` streams.
 """
 
-import functools
 import importlib
 import re
 
-import flax.linen as nn
 import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dm_env import specs
 
-from agents import networks, ppo
+from agents import ppo
 from agents.networks import cores
 from podracers import contract as contract_lib
-from podracers import environment, host_contract, metrics, types, unroll
+from podracers import host_contract, metrics, types, unroll
 from podracers.training import experiment
 from tests import contract, documented, streams
 
@@ -225,35 +222,3 @@ def test_an_encoder_of_the_page_learns_by_one_binding():
     after = encoder(runner.step(state, 3)[0])
     assert all(jax.tree.leaves(jax.tree.map(lambda x: np.isfinite(x).all(), after)))
     assert all(jax.tree.leaves(jax.tree.map(lambda x, y: np.any(x != y), before, after)))
-
-
-def test_the_table_of_the_leaves_that_an_encoder_reads():
-    page = (documented.DOCS / "networks.md").read_text()
-    spec = environment.EnvironmentSpec(
-        "test",
-        {
-            "speed": specs.Array((2,), np.float32),
-            "board": specs.Array((6, 5), np.uint8),
-            "kind": specs.DiscreteArray(3),
-            "action_mask": specs.Array((4,), bool),
-        },
-        specs.DiscreteArray(4),
-    )
-    leaves = {}
-
-    class Encoder(nn.Module):
-        def __call__(self, observation):
-            for path, leaf in jax.tree_util.tree_leaves_with_path(observation):
-                name = jax.tree_util.keystr(path, simple=True, separator=".")
-                shape = ", ".join(["N", *map(str, leaf.shape[1:])])
-                leaves[name] = (f"[{shape}]", str(leaf.dtype))
-            return jnp.zeros((jax.tree.leaves(observation)[0].shape[0], 1))
-
-    network = functools.partial(
-        networks.actor_critic, encoder=Encoder(), core=cores.LSTM(2), frame_stack=2
-    )
-    agent = ppo.PPO(spec, network=network)
-    jax.eval_shape(agent.init_learner, jax.random.key(0))
-    rows = re.findall(r"^\| `([\w.]+)` \| `(.*?)` \| (\w+) \|", page, re.M)
-    assert {name: tuple(rest) for name, *rest in rows} == leaves
-    assert [name for name, *_ in rows] == list(leaves)

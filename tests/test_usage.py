@@ -8,7 +8,6 @@ import shlex
 import matplotlib
 import pytest
 
-from podracers.commands import train
 from tests import documented
 
 ROOT = documented.ROOT
@@ -100,22 +99,6 @@ _INSTALLED = dict(
     line.split(" = ")
     for line in documented.setup()["options.entry_points"]["console_scripts"].split("\n")[1:]
 )
-
-
-@pytest.mark.slow
-def test_a_curriculum_begins_with_the_parameters_of_the_easier_task(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    small = ("TOTAL_STEPS = 64", "NUM_ENVS = 8", "ROLLOUT_LENGTH = 8", "PPO.num_minibatches = 1")
-    small += ("PPO.epochs = 1", "Experiment.evaluation_episodes = 4")
-    small += ("Experiment.evaluation_max_steps = 8", "ValuePropagation.num_steps = 2")
-    begun = []
-    for line in re.findall(r"podracers-(train .*snake-6-\$seed.*)", _TEXT):
-        words = shlex.split(line.replace("$seed", "0"))
-        monkeypatch.setattr("sys.argv", [*words, "--gin_bindings", *small])
-        assert train.main() == 0
-        summary = tmp_path / words[words.index("--run_dir") + 1] / "summary.json"
-        begun.append(json.loads(summary.read_text()).get("initial_run", {}).get("path"))
-    assert begun == [None, "runs/snake-6-0"]
 
 
 def test_commands_name_options_that_exist():

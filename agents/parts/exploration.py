@@ -53,7 +53,7 @@ def epsilon_greedy(
     return jnp.where(uniform < epsilon, random, best)
 
 
-def ladder(env_id: jax.Array, num_envs: int, base: float = 0.4, exponent: float = 7.0) -> jax.Array:
+def ladder(env_id: jax.Array, num_envs: int, base: float, exponent: float) -> jax.Array:
     """Returns the epsilons `[B]` of the streams `env_id`, which explore to different degrees.
 
     They are `base ** (1 + exponent * i / (N - 1))` of the global index `i` out of `N = num_envs`;

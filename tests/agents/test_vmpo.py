@@ -182,11 +182,3 @@ def test_steps_of_an_older_policy_are_weighted_halfway_to_the_target_policy():
     expected = np.mean(rho, where=~timestep.last())
     assert abs(expected - 1.0) > 0.02
     np.testing.assert_allclose(jax.jit(run)(learner, rollout), expected, rtol=1e-4)
-
-
-def test_initial_values_of_the_lagrangian():
-    agent, _ = contract.AGENTS["vmpo"]()
-    agent = dataclasses.replace(agent, initial_temperature=0.5)
-    params = jax.jit(agent.init_learner)(jax.random.key(0)).params
-    np.testing.assert_allclose(np.exp(params.log_temperature), 0.5, rtol=1e-5)
-    np.testing.assert_allclose(np.exp(params.log_multipliers), [5.0], rtol=1e-5)

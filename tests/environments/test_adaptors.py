@@ -1,7 +1,5 @@
 """Shared parts of adaptors: actions are translated, in NumPy and in JAX alike."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,6 @@ from dm_env import specs
 
 from environments import adaptors
 from podracers import environment, errors
-from tests import processes
 
 CASES = {
     # shape, dtype, minimum, maximum, shape of the mask; an action, and the inner action
@@ -90,18 +87,6 @@ def test_a_missing_library_is_named_without_the_options():
     message = "^Coinrun: it needs Qt; apt install qt$"
     with pytest.raises(errors.UserError, match=message), adaptors.options_of("Coinrun", {}):
         raise ImportError("it needs Qt; apt install qt\nmore")
-
-
-def test_the_hint_for_a_missing_package_works_without_a_clone():
-    with pytest.raises(errors.UserError, match=r"^game needs the package a: pip install a$"):
-        adaptors.optional_import("no_such_package.b", "game", "a")
-    hints = "".join(
-        file.read_text()
-        for folder in ("podracers", "agents", "environments", "scripts")
-        for file in (processes.ROOT / folder).rglob("*.py")
-    )
-    # The index has no package of this project, whose extras could be named.
-    assert re.findall(r"install ['\"]?(?:podracers|\.)\[", hints) == []
 
 
 def test_a_copy_of_a_simulator_reads_its_own_model():

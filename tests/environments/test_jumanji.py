@@ -1,7 +1,5 @@
 """Every registered Jumanji id runs by its id alone, with legal actions, as its spec describes."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import jumanji as library
@@ -105,13 +103,6 @@ def test_time_limit_truncates_and_changes_nothing_else(name):
     # Few episodes of random play end by the rules in so few steps.
     assert (ours.discount[alive, -1] == 1.0).any()
     assert (ours.discount[:, :-1][last[:, :-1]] == 0.0).all()
-
-
-def test_time_limit_terminates_where_the_option_asks_for_it():
-    env = jumanji.Jumanji("Maze-v0", {"time_limit": 2}, time_limit_truncates=False)
-    _, timestep = batch_of(functools.partial(play, env, 2))
-    assert (timestep.step_type[:, -1] == types.LAST).all()
-    assert (timestep.discount[:, -1] == 0.0).all()
 
 
 def test_late_clock_does_not_change_rewards():

@@ -67,7 +67,7 @@ MISTAKES = [
     # A maker, its arguments, and words of the message.
     (wrappers.StickyActions, (probes.TwoAgents,), "is for one agent, and TwoAgents has 2"),
     (wrappers.Searchable, (probes.TwoAgents,), "Searchable is for one agent"),
-    (_jumanji, ("Snake-v1", {}, True, True), "Jumanji.agents: expected False for Snake-v1"),
+    (_jumanji, ("Snake-v1", {}, True), "Jumanji.agents: expected False for Snake-v1"),
     (jaxmarl.JaxMARL, ("MPE_simple_v3",), "no environment of several agents 'MPE_simple_v3'"),
     (jaxmarl.JaxMARL, ("overcooked", {"layout": "cramped"}), "did you mean 'cramped_room'"),
     (jaxmarl.JaxMARL, ("MPE_simple_tag_v3", {}, False, False, 1.0), "JaxMARL.shaping: expected 0"),

@@ -68,16 +68,6 @@ def test_values_and_returns_are_those_of_the_best_plan(probe):
     np.testing.assert_allclose(np.mean(list(returns.values())), candidate.optimal_return)
 
 
-def test_values_continue_after_truncation():
-    probe = probes.Truncation(length=3)
-    state, _ = probe.reset(jax.random.key(0))
-    _, timestep = jax.lax.scan(probe.step, state, jnp.zeros(3, jnp.int32))
-    assert timestep.step_type.tolist() == [types.MID, types.MID, types.LAST]
-    assert timestep.reward.sum() == probe.optimal_return == 3.0
-    assert timestep.discount[-1] == 1.0
-    np.testing.assert_allclose(probe.value(0.9), [10.0], rtol=1e-6)
-
-
 def test_the_illegal_action_has_the_highest_reward():
     probe = probes.MaskedAction()
     for cue in range(3):
@@ -87,17 +77,6 @@ def test_the_illegal_action_has_the_highest_reward():
         assert timestep.reward[cue] == probe.illegal_reward > 5 * probe.value(0.9).max()
         mask = probe.observations()["action_mask"][cue]
         np.testing.assert_array_equal(mask, np.arange(3) != cue)
-
-
-def test_a_privileged_reward_pays_for_an_action_that_is_better_on_average():
-    probe = probes.PrivilegedReward()
-    start = probes.State(jnp.arange(2), jnp.zeros(2, jnp.int32))
-    for action, rewards in enumerate(([0.0, 0.0], probe.value(GAMMA))):
-        _, timestep = streams.evaluate(jax.vmap(probe.step, (0, None)), start, action)
-        np.testing.assert_array_equal(timestep.reward, rewards)
-        np.testing.assert_array_equal(timestep.observation["privileged_state"], [[-1.0], [1.0]])
-        np.testing.assert_array_equal(timestep.observation["state"], 1.0)
-    assert probe.optimal_return == 0.5
 
 
 def test_memory_shows_its_cue_once():
@@ -129,14 +108,3 @@ def test_a_bandit_pays_only_with_the_previous_reward(length):
     # The reward of the first action shows which plan is the best.
     best = np.asarray(returns)[:, plans[:, 0] == 0].max(axis=1)
     assert np.mean(best) == probe.optimal_return == length - 1
-
-
-def test_continuous_targets_are_inside_the_bounds_and_best():
-    probe = probes.ContinuousReward()
-    action = probe.spec.action
-    targets = probe.targets
-    assert np.all(targets > action.minimum) and np.all(targets < action.maximum)
-    state = probes.State(jnp.arange(2), jnp.zeros((2,), jnp.int32))
-    for distance, reward in ((0.0, probe.value(0.9)), (0.1, 1.0 - 0.02)):
-        _, timestep = streams.evaluate(jax.vmap(probe.step), state, targets + np.float32(distance))
-        np.testing.assert_allclose(timestep.reward, reward, rtol=1e-5)

@@ -124,30 +124,6 @@ def test_parallel_cores_equal_their_equations_and_their_steps(core):
 
 
 @pytest.mark.parametrize(
-    "core",
-    [
-        cores.MinGRU(64),
-        pytest.param(cores.LSTM(64, 256), marks=pytest.mark.slow),
-        pytest.param(cores.GRU(64, 256), marks=pytest.mark.slow),
-    ],
-    ids=["min_gru", "lstm", "gru"],
-)
-def test_gradients_pass_fifty_steps_of_gates_with_chrono_biases(core):
-    features = jax.random.normal(jax.random.key(0), (50, 1, 64))
-    first = np.arange(50)[:, None] == 0
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def gradient(core):
-        state = core.initial_state(1)
-        params = core.init(jax.random.key(1), state, features, first)
-        loss = lambda x: jnp.sum(core.apply(params, state, x, first)[0][-1])  # noqa: E731
-        return jnp.linalg.norm(jax.grad(loss)(features)[0])
-
-    assert gradient(core) > 0.01
-    assert gradient(core.clone(chrono_steps=None)) < 1e-4
-
-
-@pytest.mark.parametrize(
     "core, name, signs",
     [
         (cores.MinGRU(200, 101), "input/bias", (-1, 0)),

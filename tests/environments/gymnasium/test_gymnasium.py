@@ -15,7 +15,7 @@ import pytest
 from dm_env import specs
 from gymnasium import spaces
 
-from environments import gymnasium
+from environments import envpool, gymnasium
 from environments.gymnasium import async_vector
 from environments.gymnasium import spaces as gymnasium_spaces
 from podracers import environment, errors, types
@@ -236,6 +236,11 @@ def test_only_images_are_drawn():
     image = np.arange(72_000, dtype=np.uint8).reshape(240, 300)
     drawn = factory.render(types.TimeStep(image, 0.0, 1.0, types.MID))
     np.testing.assert_array_equal(drawn, np.stack([image] * 3, -1))
+    small = SUBJECTS["picture"]
+    drawn = small.render(types.restart(small.spec.zero_observation()))
+    assert (drawn.dtype, drawn.shape) == (np.uint8, (240, 400, 3))
+    assert hasattr(envpool.EnvPool("Pong-v5"), "render")
+    assert not hasattr(envpool.EnvPool("Hopper-v4"), "render")
 
 
 def test_filmed_environments_play_the_same_episodes():
