@@ -77,7 +77,7 @@ def test_a_run_is_read_without_its_code_and_other_code_is_named_before(
     for script, *options in ((EVALUATE,), (TRAIN, "--resume")):
         refused = run(script, "--run_dir", path, *options, code=2)
         processes.assert_mistake(refused, "'a_strangers_lab'")
-        assert "imports other code: a_strangers.gin, a_strangers_lab" in caplog.text
+        assert "imports other code: a_strangers_lab, a_strangers.gin" in caplog.text
         caplog.clear()
 
 
