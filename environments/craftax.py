@@ -6,9 +6,13 @@ https://arxiv.org/abs/2402.16801. The package is imported lazily; its import cre
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import importlib
 import math
+import os
+import pathlib
+import tempfile
 import types as python_types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -130,12 +134,16 @@ class Craftax(gymnax.Gymnax):
 
 @contextlib.contextmanager
 def _textures() -> Iterator[None]:
-    """Names the remedy where another process wrote, or a killed one left, half of the textures.
+    """Guards the import that writes Craftax's cache of textures into its package, not atomically.
 
-    Craftax's first import writes them into its package.
+    One process at a time imports it, because another one would read half a file. A process that is
+    killed meanwhile leaves a damaged one.
     """
+    lock = pathlib.Path(tempfile.gettempdir(), f"craftax-textures-{os.getuid()}.lock")
     try:
-        yield
+        with lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
     except (EOFError, OSError) as error:
         raise errors.UserError(
             "Craftax's cache of textures, a file in its package, cannot be used: set the variable "

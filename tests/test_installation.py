@@ -8,6 +8,8 @@ import zipfile
 
 import jax
 import pytest
+import yaml
+from packaging import requirements
 
 from podracers import errors
 from podracers.training import experiment, gin_names
@@ -36,6 +38,33 @@ def test_library_code_imports_every_package_that_it_requires():
     assert len(required) > 10
     modules = {name: MODULES.get(name, name.replace("-", "_")) for name in required}
     assert {name for name, module in modules.items() if module not in imported} == set()
+
+
+def test_locked_versions_satisfy_the_bounds_of_the_project():
+    lock = (ROOT / "requirements.txt").read_text()
+    setup = documented.setup()
+    extras = setup["options.extras_require"].values()
+    bounds = map(
+        requirements.Requirement,
+        "\n".join([setup["options"]["install_requires"], *extras]).split(),
+    )
+    compared = {
+        f"{bound}, locked {version}": bound.specifier.contains(version)
+        for bound in bounds
+        for version in re.findall(rf"^{bound.name}==(\S+)", lock, re.MULTILINE)
+    }
+    assert len(compared) > 40 and [text for text, fits in compared.items() if not fits] == []
+
+
+def test_the_citation_and_the_pages_repeat_the_projects_metadata():
+    metadata = documented.setup()["metadata"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["url"] == citation["repository-code"] == metadata["url"]
+    assert citation["license"] == metadata["license"]
+    (paper,) = citation["references"]
+    text = "".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    assert paper["title"] in " ".join(text.split())
+    assert set(re.findall(r"git\+(https?://[^\s'\"@`]+)", text)) == {metadata["url"]}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,6 +1,10 @@
 """Craftax under the contract: the time limit truncates, death terminates, achievements count."""
 
+import fcntl
 import functools
+import os
+import pathlib
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +48,12 @@ def test_a_damaged_cache_of_textures_is_one_line(monkeypatch):
     monkeypatch.setattr(renderer, "load_all_textures", load)
     with pytest.raises(errors.UserError, match="CRAFTAX_RELOAD_TEXTURES=true once"):
         _ = craftax.Craftax("Craftax-Classic-Pixels-v1").spec
+
+
+def test_one_process_at_a_time_imports_the_textures():
+    lock = pathlib.Path(tempfile.gettempdir(), f"craftax-textures-{os.getuid()}.lock")
+    with craftax._textures(), lock.open("w") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.slow  # textures
