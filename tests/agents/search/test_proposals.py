@@ -18,6 +18,7 @@ from dm_env import specs
 from agents import alphazero, muzero
 from agents.networks import layers
 from agents.networks import muzero as muzero_networks
+from agents.replay import replay
 from agents.search import proposals, tree_search
 from environments import catch, wrappers
 from podracers import environment
@@ -187,7 +188,7 @@ def test_nodes_draw_independently_and_plans_do_not_depend_on_neighbours():
 
 
 def test_alphazero_searches_legal_drawn_actions():
-    """At the root and below it."""
+    """At the root and below it; and only their logits are learnt."""
     candidate = wrappers.Searchable(streams.RandomEpisodes(actions="multi_discrete", masked=True))
     proposal = functools.partial(proposals.Proposal, num_actions=4, uniform_fraction=0.2)
     network = contract.tiny_network(make=muzero_networks.policy_value, hidden_sizes=(8,))
@@ -207,3 +208,16 @@ def test_alphazero_searches_legal_drawn_actions():
     following, _ = candidate.step_from(state, action[0])
     below = following.observation[environment.ACTION_MASK].ravel()
     np.testing.assert_array_equal(output.prior_logits > 0.5 * layers.MASKED, below)
+
+    rollout = experience.acted(agent, candidate, agent.n_steps + 1, STREAMS).rollout
+    sample = replay.Sample(rollout, (), jnp.ones(STREAMS), _keys())
+    value = jnp.zeros((1, STREAMS, agent.support_atoms))
+
+    def loss(outputs):
+        prediction = muzero_networks.Prediction(outputs, value), ()
+        with mock.patch.object(type(agent.net), "unroll", return_value=prediction):
+            return agent.loss((), sample, ()).loss.total
+
+    gradient = jax.grad(loss)(jnp.zeros((1, STREAMS, 6))).reshape(mask.shape)
+    legal = rollout.timestep.observation[environment.ACTION_MASK][0]
+    assert np.all(gradient[~legal] == 0.0) and np.any(gradient[legal] != 0.0)
