@@ -1,5 +1,6 @@
 """Every .gin file builds, is traced, and some take an update."""
 
+import fractions
 import pathlib
 import re
 
@@ -7,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from podracers import anakin, environment, errors, sebulba
+from podracers import anakin, environment, errors, parallel, sebulba
 from podracers.training import experiment
 from tests import groups
 
@@ -230,6 +231,50 @@ def _at_full_size(path, *bindings):
     """Returns the parts with the agent that a file describes, and few environments."""
     files = [*DEFAULTS, *BESIDE.get(path, ()), path]
     return experiment.load(files, [*SMALL[:3], *bindings]).build()
+
+
+# Gradient steps for each agent step: the numbers of papers, and those that results were made with.
+GRADIENT_STEPS = {
+    "gin/agents/dqn_atari.gin": fractions.Fraction(1, 4),
+    "gin/agents/dqn_rainbow_atari.gin": fractions.Fraction(1, 4),
+    "gin/agents/r2d2_atari.gin": fractions.Fraction(3, 4) / (64 * 80),
+    "gin/agents/r2d2_atari_small.gin": fractions.Fraction(1, 1280),
+    "gin/agents/muzero_atari.gin": fractions.Fraction(2, 1024),
+    "gin/agents/sac_mujoco.gin": 1,
+    "gin/agents/sac_dmc.gin": 2,
+    "gin/agents/sac_pixels.gin": 1,
+    "gin/experiments/cartpole_dqn.gin": fractions.Fraction(1, 16),
+    "gin/experiments/catch_r2d2.gin": fractions.Fraction(1, 256),
+    "gin/experiments/cartpole_masked_r2d2.gin": fractions.Fraction(1, 32),
+    "gin/experiments/catch_muzero.gin": fractions.Fraction(1, 16),
+    "gin/experiments/cartpole_muzero.gin": fractions.Fraction(1, 16),
+    "gin/experiments/catch_alphazero.gin": fractions.Fraction(1, 64),
+    "gin/experiments/pendulum_sac.gin": 1,
+    "gin/experiments/pendulum_masked_sac.gin": fractions.Fraction(1, 2),
+}
+
+
+@pytest.mark.parametrize("path", GRADIENT_STEPS, ids=lambda path: pathlib.Path(path).stem)
+def test_gradient_steps_follow_agent_steps(path):
+    assert _at_full_size(path).agent.buffer.mean_gradient_steps(1) == GRADIENT_STEPS[path]
+
+
+def test_means_of_impala_on_atari_have_the_scale_of_published_sums():
+    parts = experiment.load(["gin/experiments/pong_impala.gin"], []).build()
+    size = parts.runner.steps_per_update / parts.agent.num_minibatches
+    assert parts.agent.max_grad_norm == pytest.approx(40.0 / size)
+    assert parts.agent.optimizer_epsilon == pytest.approx(0.01 / size)
+
+
+def test_r2d2_on_atari_has_the_published_hidden_layers_and_its_replay_fits():
+    """As in SEED RL's atari/networks.py."""
+    bindings = ("NUM_ENVS = 32", "ROLLOUT_LENGTH = 40")
+    for name, gigabytes in (("r2d2_atari", 12.5), ("r2d2_atari_small", 0.8)):
+        runner = _at_full_size(f"gin/agents/{name}.gin", *bindings).runner
+        state = jax.eval_shape(lambda runner=runner: runner.init(0))
+        assert parallel.num_bytes(state.memory) / 1e9 == pytest.approx(gigabytes, rel=0.03)
+        for head in ("state_hidden_0", "action_hidden_0"):
+            assert state.learner.params[head]["kernel"].shape == (512, 512)
 
 
 @pytest.mark.slow

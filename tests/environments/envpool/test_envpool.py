@@ -10,10 +10,11 @@ import envpool as library
 import jax
 import numpy as np
 import pytest
+from dm_env import specs
 
 from environments import envpool
 from environments.envpool import families
-from podracers import environment
+from podracers import environment, types
 from podracers.training import experiment
 from tests import streams
 from tests.environments import host_contract
@@ -80,7 +81,6 @@ def first_end(timestep):
         ("Jumanji/Snake-v1", 60, {}, True),
         slow("Jumanji/TSP-v1", 60, {}, True),
         slow("Jumanji/Maze-v0", 60, {}, True),
-        ("Jumanji/Tetris-v0", 30, {}, False),  # a joint mask: one flat action
         slow("FrozenLake-v1", 40, {}, False),
         ("highway-v0", 30, {}, True),
         slow("FetchReach-v4", 20, {}, True),
@@ -173,6 +173,28 @@ def test_frames_have_channels_last_and_are_not_stacked(options, channels):
     assert timestep.observation.shape == (2, 84, 84, channels)
     assert timestep.observation.flags.c_contiguous
     np.testing.assert_array_equal(timestep.observation, np.moveaxis(expected, 1, -1))
+
+
+def test_rewards_are_not_clipped():
+    timestep = play(envpool.EnvPool("MsPacman-v5"), [2] * 80)  # past the tune, to the first pills
+    assert timestep.reward.max() >= 10.0
+
+
+def test_a_joint_mask_makes_the_action_flat():
+    factory = envpool.EnvPool("Jumanji/Tetris-v0")
+    assert isinstance(factory.spec.action, specs.DiscreteArray)
+    assert factory.spec.action.num_values == 40
+    host, timestep = start(factory)
+    pool = raw("Jumanji/Tetris-v0", 1)
+    expected, _ = pool.reset()
+    for turn, column in ((1, 3), (0, 7), (2, 0)):
+        mask = timestep.observation["action_mask"]
+        np.testing.assert_array_equal(mask, expected["action_mask"].reshape(1, 40))
+        host.send(np.array([turn * 10 + column], np.int32))
+        timestep = host.recv()
+        expected, *_ = pool.step(np.array([[turn, column]]))
+        np.testing.assert_array_equal(timestep.observation["grid"], expected["grid"])
+    host.close()
 
 
 def test_observation_keys_keep_the_mask():
@@ -269,6 +291,24 @@ def test_entries_of_info_are_reduced_over_every_step_of_the_simulator():
         success = max(info["success"][0] for info in infos)
         np.testing.assert_array_equal(timestep.metrics["success"][end], success)
         assert len({info[entry][0] for info in infos}) == 6
+
+
+def test_success_belongs_to_the_episode_that_reached_the_goal():
+    """The hand of stream 0 moves to its goal in the first of two episodes, that of 1 does not."""
+    host, timestep = start(envpool.EnvPool("FetchReach-v4", max_episode_steps=12), 2)
+    reported = []
+    for time in range(26):
+        seen = timestep.observation
+        action = np.zeros((2, 4), np.float32)
+        if time < 12:
+            action[0, :3] = np.clip(10 * (seen["desired_goal"] - seen["achieved_goal"])[0], -1, 1)
+        host.send(action)
+        timestep = host.recv()
+        if not np.all(timestep.step_type == types.MID):
+            reported.append((timestep.step_type[0], *timestep.metrics["is_success"]))
+    host.close()
+    first, last = types.FIRST, types.LAST
+    assert reported == [(last, 1, 0), (first, 0, 0), (last, 0, 0), (first, 0, 0)]
 
 
 @pytest.mark.parametrize(
