@@ -40,8 +40,9 @@ class JaxMARL(adaptors.Adaptor):
     Observations are dicts: `agent` is that of the agent, filled up with zeros to the largest one.
     If the agents' numbers of actions differ, a mask has those that an agent lacks. `max_steps`
     truncates episodes (after one more step in the particle environments and SMAX, as in JaxMARL).
-    In SMAX, a dead unit is out, and earns nothing later; `win` is whether all enemies died and an
-    ally did not. The metric `task_return` of Overcooked is the return without shaping.
+    In SMAX, a dead unit has one legal action and the rewards of its team until the battle ends, as
+    in JaxMARL; `win` is whether all enemies died and an ally did not. The metric `task_return` of
+    Overcooked is the return without shaping.
 
     Attributes:
       name: registered id, such as `MPE_simple_spread_v3`.
@@ -106,19 +107,15 @@ class JaxMARL(adaptors.Adaptor):
         score = state.score + reward
         if self.shaping:
             reward += self.shaping * self._stacked(info["shaped_reward"])
-        was_active = self._alive(state.inner)
         state = State(adaptors.strong(inner), state.key, state.steps + 1, score)
         last = jnp.full(len(env.agents), dones["__all__"])
-        timestep = jax.vmap(types.transition)(
+        return state, jax.vmap(types.transition)(
             self._observe(state, observation),
-            reward if was_active is None else jnp.where(was_active, reward, 0.0),
+            reward,
             last & self._is_decided(inner),
             last,
             self._metrics(state),
         )
-        if (active := timestep.active()) is not None:
-            timestep = timestep._replace(discount=timestep.discount * active)
-        return state, timestep
 
     def _make(self) -> Any:
         name, options = self.name, dict(self.options)
@@ -176,10 +173,6 @@ class JaxMARL(adaptors.Adaptor):
         """Returns whether each unit of SMAX lives, those of the allies first."""
         return getattr(inner, "state", inner).unit_alive
 
-    def _alive(self, inner: Any) -> jax.Array | None:
-        """Returns whether each agent lives, `[A]`; None where none can die."""
-        return self._units(inner)[: len(self._built.agents)] if "SMAX" in self.name else None
-
     def _is_decided(self, inner: Any) -> jax.Array | bool:
         """Returns whether an episode that ends does so by its own rules, not by the limit."""
         if "SMAX" not in self.name:
@@ -211,8 +204,6 @@ class JaxMARL(adaptors.Adaptor):
             parts = {name: self._with_id(part) for name, part in parts.items()}
         if (mask := self._mask(state.inner)) is not None:
             parts[environment.ACTION_MASK] = mask
-        if (alive := self._alive(state.inner)) is not None:
-            parts[environment.ACTIVE] = alive
         return parts
 
     def _with_id(self, part: jax.Array) -> jax.Array:

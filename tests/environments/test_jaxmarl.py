@@ -1,4 +1,4 @@
-"""JaxMARL under the contract: limits truncate, dead units are out, critics may read the state."""
+"""JaxMARL under the contract: limits truncate, the dead share rewards, critics read the state."""
 
 import functools
 
@@ -46,14 +46,15 @@ def test_the_observations_of_different_agents_have_one_shape():
 
 
 def _play(env, num_steps):
-    """Returns time steps of an episode in which each agent takes its first legal action."""
+    """Returns time steps of an episode in which each agent takes its last legal action."""
 
     @jax.jit
     def play(key):
         def step(carry, _):
             state, timestep = carry
             mask = timestep.observation[environment.ACTION_MASK]
-            following = env.step(state, jnp.argmax(mask, axis=-1))
+            last = mask.shape[-1] - 1 - jnp.argmax(mask[..., ::-1], axis=-1)
+            following = env.step(state, last)
             return following, following[1]
 
         return jax.lax.scan(step, env.reset(key), None, num_steps)[1]
@@ -68,17 +69,16 @@ def test_the_last_step_of_the_limit_truncates():
     np.testing.assert_array_equal(timestep.discount, 1.0)
 
 
-def test_a_dead_unit_is_out_and_the_last_one_ends_the_battle():
-    """All allies walk north into the wall, which kills them at different times."""
-    env = SMAX({"scenario": "2s3z", "map_height": 20, "enemy_shoots": False})
-    timestep = _play(env, 40)
+def test_a_dead_unit_has_its_teams_rewards_until_the_battle_ends():
+    """Allies stand and shoot at enemies in range, who kill them one after another."""
+    timestep = _play(SMAX({"scenario": "2s3z"}), 100)
     end = int(np.argmax(timestep.last()[:, 0]))
-    active = timestep.observation[environment.ACTIVE][: end + 1]
-    death = np.argmin(active, axis=0)  # of each unit
-    assert len(set(death.tolist())) > 1 and death.max() == end
-    for unit, time in enumerate(death):
-        np.testing.assert_array_equal(timestep.discount[: time + 1, unit], [1.0] * time + [0.0])
-        np.testing.assert_array_equal(timestep.reward[time + 1 : end + 1, unit], 0.0)
+    num_legal = timestep.observation[environment.ACTION_MASK].sum(axis=-1)[:end]
+    first_death = int(np.argmax((num_legal == 1).any(axis=1)))
+    reward = timestep.reward[first_death + 1 : end + 1]
+    assert np.sum(reward[:, 0]) > 0.0
+    np.testing.assert_array_equal(reward, np.broadcast_to(reward[:, :1], reward.shape))
+    np.testing.assert_array_equal(timestep.discount[:end], 1.0)
     assert timestep.terminated()[end].all() and not timestep.metrics["win"][end].any()
 
 
