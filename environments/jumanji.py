@@ -8,9 +8,10 @@ import builtins
 import contextlib
 import dataclasses
 import functools
+import importlib
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -50,7 +51,8 @@ class Jumanji(adaptors.Adaptor):
 
     Attributes:
       name: registered id, such as `Snake-v1`.
-      options: keyword arguments of the environment's constructor.
+      options: keyword arguments of the environment's constructor. A `generator` may be named, from
+        Jumanji's module of the task: `{"RandomGenerator": {"num_rows": 6, ...}}`.
       agents: whether each agent is a stream with its own action, not all of them one.
     """
 
@@ -155,6 +157,12 @@ class Jumanji(adaptors.Adaptor):
         constructor = registration.load(registration._REGISTRY[name].entry_point)
         parameters = inspect.signature(constructor).parameters
         with adaptors.options_of(f"Jumanji's {name}", options, parameters):
+            if isinstance(generator := options.get("generator"), Mapping):
+                module = constructor.__module__.rpartition(".")[0] + ".generator"
+                classes = vars(importlib.import_module(module))
+                ((kind, arguments),) = generator.items()
+                errors.require_known(f"{module} has no class", kind, classes)
+                options = {**options, "generator": classes[kind](**arguments)}
             inner: Any = jumanji.make(name, **options)  # Sokoban downloads its levels
             if options:  # some are used, and fail, at the first step
                 key, action = jax.random.key(0), inner.action_spec.generate_value()

@@ -105,6 +105,7 @@ MISTAKES = [
     (_jumanji, ("Snake-v1", {"num_rows": -3}), "num_rows"),
     (_jumanji, ("Sokoban-v0",), "no network"),
     (_jumanji, ("CVRP-v1", {"generator": 1}), "{'generator': 1}: AttributeError: 'int' object has"),
+    (_jumanji, ("Cleaner-v0", {"generator": {"RandmGenerator": {}}}), "'RandomGenerator'"),
     (_jumanji, ("Snake-v1", {"num_rows": 0}), "Jumanji's Snake-v1 cannot be made with options"),
     (_jumanji, ("TSP-v1", {"reward_fn": 3}), "TypeError: 'int' object is not callable"),
     (_jumanji, ({"Snake-v1": 1},), "Jumanji.name: expected str"),
