@@ -111,7 +111,7 @@ class AlphaZero(planning.SearchAgent):
             prediction, _ = self.net.step(params.params, (), row)
             reward, prediction = jax.tree.map(lambda x: x[0], (row.reward, prediction))
             mask = environment.action_mask(timestep.observation)
-            logits = _legal(prediction.policy, mask)
+            logits = heads.legal_outputs(prediction.policy, mask)
             after = _Node(state, timestep.last(), self._support.decode(prediction.value), logits)
             # The successor of an ended node is the node itself, which changes no mean.
             after = jax.tree.map(lambda x, y: jnp.where(node.ended, x, y), node, after)
@@ -148,7 +148,7 @@ class AlphaZero(planning.SearchAgent):
         raw = jax.tree.map(lambda x: x[:1], sample.rollout.extras.raw)
         outputs = prediction.policy
         if self.proposal is not None:  # which draws from the policy of legal actions
-            outputs = _legal(outputs, environment.action_mask(first.observation))
+            outputs = heads.legal_outputs(outputs, environment.action_mask(first.observation))
         log_policy = self.log_policy(outputs, raw)
         return planning.loss(
             planning.Unrolled(log_policy, prediction.value, no_reward),
@@ -157,10 +157,3 @@ class AlphaZero(planning.SearchAgent):
             self._support,
             self.value_cost,
         )
-
-
-def _legal(outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Returns outputs `[..., O]`, masked where the mask `[..., A]` or `[..., D, A]` is false."""
-    if mask is None:
-        return outputs
-    return heads.legal_values(outputs.reshape(mask.shape), mask).reshape(outputs.shape)

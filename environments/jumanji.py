@@ -42,7 +42,7 @@ class Jumanji(adaptors.Adaptor):
     - Rewards per agent are summed over the agents. An agent without a legal action may take any.
     - With `agents`, Connector, RobotWarehouse and LevelBasedForaging are environments of several
       agents, with a reward each (RobotWarehouse has one of all). In the grid of Connector an agent
-      sees itself as the first; one that is connected or blocked is out.
+      sees itself as the first; a blocked one pays for each step until the episode ends.
     - The episode terminated iff Jumanji ends it with discount 0 for every agent.
 
     Most tasks report their `time_limit` as a termination (Connector and LevelBasedForaging do not).
@@ -74,8 +74,6 @@ class Jumanji(adaptors.Adaptor):
         for key in (*self._agent_parts, environment.ACTION_MASK):
             part = observation[key]
             observation[key] = specs.Array(part.shape[1:], part.dtype, key)
-        if not self._agent_parts:
-            observation[environment.ACTIVE] = specs.Array((), np.bool_, environment.ACTIVE)
         single = specs.DiscreteArray(int(action.maximum[0]) + 1, name="action")
         return environment.EnvironmentSpec(
             self.name, observation, single, limit, num_agents=len(action.maximum)
@@ -110,13 +108,7 @@ class Jumanji(adaptors.Adaptor):
         reward, terminated, truncated = jax.tree.map(
             lambda x: jnp.broadcast_to(x, axis), (reward, terminated, truncated)
         )
-        timestep = jax.vmap(types.transition)(observation, reward, terminated, truncated)
-        if (active := timestep.active()) is not None:
-            timestep = timestep._replace(
-                reward=timestep.reward * _can_move(state.inner.action_mask),
-                discount=timestep.discount * active,
-            )
-        return following, timestep
+        return following, jax.vmap(types.transition)(observation, reward, terminated, truncated)
 
     def render(self, state: adaptors.CountedState) -> np.ndarray:
         """Returns a picture of one state, uint8 `[height, width, 3]`, by Jumanji's viewer."""
@@ -216,13 +208,7 @@ class Jumanji(adaptors.Adaptor):
         if not self._agent_parts:  # Connector: three values for each agent, and 0 for empty cells
             grid, first = parts["grid"], 3 * jnp.arange(count)[:, None, None]
             parts["grid"] = jnp.where(grid > 0, (grid - 1 - first) % (3 * count) + 1, 0)
-            parts[environment.ACTIVE] = _can_move(mask)
         return parts
-
-
-def _can_move(mask: jax.Array) -> jax.Array:
-    """Returns whether agents with the masks `[A, 5]` have another action than to stay."""
-    return jnp.any(mask[:, 1:], axis=-1)
 
 
 def _children(spec: Any) -> dict[str, Any]:

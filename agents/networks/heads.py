@@ -42,6 +42,13 @@ def legal_values(values: jax.Array, mask: jax.Array | None) -> jax.Array:
     return jnp.where(mask | ~jnp.any(mask, axis=-1, keepdims=True), values, layers.MASKED)
 
 
+def legal_outputs(outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Returns outputs `[..., O]` of a policy whose mask is `[..., A]` or `[..., D, A]`, masked."""
+    if mask is None:
+        return outputs
+    return legal_values(outputs.reshape(mask.shape), mask).reshape(outputs.shape)
+
+
 def legal_argmax(values: jax.Array, mask: jax.Array | None) -> jax.Array:
     """Returns the action with the largest of `legal_values`, int32 `[...]`; the first of equals."""
     return jnp.argmax(legal_values(values, mask), axis=-1).astype(jnp.int32)

@@ -155,9 +155,7 @@ class Proposal:
           The plan, whose actions are indices; the drawn actions, `raw` `[B, K, ...]`; and the
           chosen ones, `[B, ...]`, in the form of the environment.
         """
-        outputs = root.prior_logits
-        if mask is not None:
-            outputs = heads.legal_values(outputs.reshape(mask.shape), mask).reshape(outputs.shape)
+        outputs = heads.legal_outputs(root.prior_logits, mask)
         draw_key = node_key = None
         if self._all is None:
             key, draw_key, node_key = jax.vmap(lambda k: jax.random.split(k, 3), out_axes=1)(key)

@@ -32,7 +32,7 @@ class Timers:
     num_devices: int = 1  # devices of this process
 
     def take(self) -> metrics.Diagnostics:
-        """Returns shares, rates and lags since the last call."""
+        """Returns shares of time and lags since the last call."""
         learner, actors = _shares([self.learner], _LEARNER), _shares(self.actors, _ACTOR)
         values = {
             **{f"time/learner/{name}": x for name, x in learner.items()},

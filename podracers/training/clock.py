@@ -15,7 +15,7 @@ class Clock:
     wall: float = 0.0  # seconds of earlier starts
     training: float = 0.0  # seconds of dispatches, without the first dispatch of each start
     steps: int = 0  # agent steps in `training`
-    first_dispatch: float = 0.0  # seconds of the first dispatches of all starts; they compile
+    first_dispatch: float = 0.0  # seconds of all starts' first dispatches and waits to compile
     evaluation_steps: int = 0  # agent steps of evaluations, of one member of the population
 
     def __post_init__(self):

@@ -116,10 +116,12 @@ class Run:
             self._compiler = futures.ThreadPoolExecutor(1, "compiler")
             exits.callback(self._compiler.shutdown, wait=False, cancel_futures=True)
             self._evaluations: Iterable[Any] | None = None  # programs, as they are compiled
-            update = None
             # With other runners errors of actors come first.
-            if not resume and runner.updates_per_dispatch is None:
-                update = self._compiler.submit(runner.trace(experiment.seed).lower().compile)
+            compiling = (
+                self._compiler.submit(runner.trace(experiment.seed).lower().compile)
+                if not resume and runner.updates_per_dispatch is None
+                else None
+            )
             self._import_and_open()
             exits.push(_closing(self._checkpointer.close))
             exits.push(_closing(runner.close))
@@ -128,8 +130,10 @@ class Run:
             if parts.evaluator.environment is not parts.environment:
                 self._print_line("evaluations: in the environment's evaluation_environment")
             self._print_line(self._schedule())
-            if update is not None:  # two compilations at once take longer than in turn
-                update.result()
+            if compiling is not None:  # two compilations at once take longer than in turn
+                start = time.perf_counter()
+                compiling.result()
+                self._clock.first_dispatch = time.perf_counter() - start
             self._state = runner.init(experiment.seed)
             if resume and self._restore():
                 pass
@@ -455,7 +459,8 @@ class Run:
         Returns the score, None if a signal stopped any process; and in process 0 the evaluation
         and the uniform policy's episodes.
         """
-        for _ in self._evaluations or ():  # None if no update was left
+        # None if no update was left, or a stop came in the first dispatch.
+        for _ in self._evaluations or ():
             pass
         params = self._runner.actor_params(self._state)
         key = evaluation.run_key(self._experiment.seed, None if final else self._update)

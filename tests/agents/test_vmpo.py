@@ -182,3 +182,11 @@ def test_steps_of_an_older_policy_are_weighted_halfway_to_the_target_policy():
     expected = np.mean(rho, where=~timestep.last())
     assert abs(expected - 1.0) > 0.02
     np.testing.assert_allclose(jax.jit(run)(learner, rollout), expected, rtol=1e-4)
+
+
+def test_initial_values_of_the_lagrangian():
+    agent, _ = contract.AGENTS["vmpo"]()
+    agent = dataclasses.replace(agent, initial_temperature=0.5, initial_multiplier=3.0)
+    duals = jax.jit(lambda key: agent.init_params(key)[1:])(jax.random.key(0))  # no network
+    np.testing.assert_allclose(np.exp(duals[0]), 0.5, rtol=1e-5)
+    np.testing.assert_allclose(np.exp(duals[1]), [3.0], rtol=1e-5)

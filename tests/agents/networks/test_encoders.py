@@ -199,6 +199,8 @@ def test_values_spread_over_cells_and_are_read_around_a_place():
     params = experience.moved(
         jax.jit(encoder.init)(jax.random.key(0), image)["params"], 0.1, seed=1
     )
+    larger = jax.eval_shape(encoder.init, jax.random.key(0), np.zeros((2, 9, 7, 2), np.float32))
+    assert jax.tree.map(np.shape, larger["params"]) == jax.tree.map(np.shape, params)  # curricula
     conv, dense, norm = (params[k] for k in ("_Convolutions_0", "Dense_0", "LayerNorm_0"))
     padded = np.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)))
     expected = []

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from unittest import mock
 
 import jax
@@ -286,8 +287,11 @@ def test_a_stopped_population_resumes_as_if_nothing_had_happened(
 def test_contexts_of_jax_around_a_run_reach_the_traces_of_all_its_programs(
     settings, parts, tmp_path, monkeypatch
 ):
-    """They are those of a thread. A stop in the first dispatch begins no compilation after it."""
-    contexts = {}
+    """They are those of a thread. A stop in the first dispatch begins no compilation after it.
+
+    Waiting for the update's compilation counts as a part of the first dispatch.
+    """
+    contexts, times, scheduled = {}, [], threading.Event()
 
     def record(owner, name):
         original = getattr(owner, name)
@@ -298,15 +302,27 @@ def test_contexts_of_jax_around_a_run_reach_the_traces_of_all_its_programs(
 
         monkeypatch.setattr(owner, name, recording)
 
+    record(anakin.Anakin, "trace")
     record(anakin.Anakin, "init")
     record(anakin.Anakin, "step")
     record(evaluation.Evaluator, "lower")
-    monkeypatch.setattr(jax.stages.Lowered, "compile", ahead := mock.Mock())
+
+    def compile_slowly():
+        assert scheduled.wait(60)
+        time.sleep(0.2)
+
+    ahead = mock.Mock(side_effect=compile_slowly)
+    monkeypatch.setattr(jax.stages.Lowered, "compile", ahead)
+    monkeypatch.setattr(run.Run, "_schedule", lambda _: scheduled.set() or "")  # the wait follows
+    monkeypatch.setattr(
+        clock.Clock, "add_dispatch", lambda self, *_: times.append(self.first_dispatch)
+    )
     with jax.log_compiles():
         _, lines = _run(settings, _directory(tmp_path), At(tmp_path, 0, later=1), parts)
     assert lines[-1] == "stopped at 64 steps: continue with --resume"
-    assert contexts == dict.fromkeys(("init", "step", "lower"), True)
+    assert contexts == dict.fromkeys(("trace", "init", "step", "lower"), True)
     ahead.assert_called_once_with()  # of the update
+    assert times[0] >= 0.2
 
 
 EVOLVING = (
