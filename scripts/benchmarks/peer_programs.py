@@ -1,7 +1,8 @@
-"""Trains with another codebase: python peer_programs.py PEER TASK UPDATES FOLDER.
+"""Trains with another codebase: python peer_programs.py PEER TASK UPDATES STEPS FOLDER.
 
 It runs in the packages of that codebase, so it imports nothing of this project. For each line on
-the standard input it trains for UPDATES updates, and prints their seconds.
+the standard input it trains for UPDATES updates, of STEPS agent steps each, and prints the agent
+steps per second.
 """
 
 # Packages of one peer are missing beside another.
@@ -127,16 +128,16 @@ def cleanba(task: str, updates: int, folder: pathlib.Path) -> None:
 
 
 def answer(seconds: float) -> None:
-    """Prints the seconds of a measurement on the original standard output."""
-    os.write(_OUT, f"{seconds}\n".encode())
+    """Prints the rate of a measurement on the original standard output."""
+    os.write(_OUT, f"{int(_UPDATES) * int(_STEPS) / seconds}\n".encode())
 
 
 if __name__ == "__main__":
     _OUT = os.dup(1)
     os.dup2(2, 1)  # other output is no answer
-    peer, task, updates, folder = sys.argv[1:]
-    make = {"purejaxrl": purejaxrl, "rejax": rejax, "cleanba": cleanba}[peer]
-    train = make(task, int(updates), pathlib.Path(folder))
+    _PEER, _TASK, _UPDATES, _STEPS, _FOLDER = sys.argv[1:]
+    make = {"purejaxrl": purejaxrl, "rejax": rejax, "cleanba": cleanba}[_PEER]
+    train = make(_TASK, int(_UPDATES), pathlib.Path(_FOLDER))
     while train and sys.stdin.readline():
         start = time.perf_counter()
         train()

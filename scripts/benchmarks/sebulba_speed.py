@@ -6,6 +6,8 @@ All settings are the shipped experiment's. Programs run alternately.
 import contextlib
 import dataclasses
 import functools
+import itertools
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,21 +23,12 @@ from podracers.scripts.benchmarks import contender, measure, records
 from podracers.training import experiment
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """Size of a measurement."""
+def _build(bindings: Sequence[str]) -> experiment.Parts:
+    return measure.build(["gin/experiments/pong_impala.gin"], bindings)
 
-    updates: int  # updates a turn
-    env_steps: int  # steps of each environment in a turn of the simulators alone
-    bindings: Sequence[str] = ()  # gin bindings that override the experiment's
 
-    def build(self) -> experiment.Parts:
-        """Returns the parts of the experiment."""
-        return measure.build(["gin/experiments/pong_impala.gin"], self.bindings)
-
-    def stepper(self, runner: Any = None) -> measure.Stepper:
-        """Returns the measurement of a runner; None for the experiment's runner."""
-        return measure.Stepper(runner or self.build().runner, self.updates, measure.LEAD_IN)
+def _stepper(runner: Any, updates: int) -> measure.Stepper:
+    return measure.Stepper(runner, updates, measure.LEAD_IN)
 
 
 class _SmallEncoder(nn.Module):
@@ -61,12 +54,15 @@ class NotLearning:
         return state, {}
 
 
-class _RawPools:
-    """The simulators alone, in the batches and with the threads that Sebulba gives them."""
+class RawPools:
+    """The simulators alone, in the batches and with the threads that Sebulba gives them.
 
-    def __init__(self, setting: Setting):
-        parts = setting.build()
-        runner, self._steps = parts.runner, setting.env_steps
+    A measurement takes `steps` steps of each environment.
+    """
+
+    def __init__(self, bindings: Sequence[str], steps: int):
+        parts = _build(bindings)
+        runner, self._steps = parts.runner, steps
         assert isinstance(runner, sebulba.Sebulba)
         assert isinstance(parts.environment, envpool.EnvPool)
         batches = len(runner.placement.actors) * runner.num_batches
@@ -92,30 +88,37 @@ class _RawPools:
         return self._steps * self._num_envs / (time.perf_counter() - start)
 
 
-def _actors(setting: Setting) -> measure.Stepper:
-    parts = setting.build()
-    return setting.stepper(dataclasses.replace(parts.runner, agent=NotLearning(parts.agent)))
+def actors(bindings: Sequence[str], updates: int) -> measure.Stepper:
+    """Measures actors, with an empty update."""
+    parts = _build(bindings)
+    return _stepper(dataclasses.replace(parts.runner, agent=NotLearning(parts.agent)), updates)
 
 
-def _small_network(setting: Setting) -> measure.Stepper:
-    parts = setting.build()
+def whole(bindings: Sequence[str], updates: int) -> measure.Stepper:
+    """Measures the experiment."""
+    return _stepper(_build(bindings).runner, updates)
+
+
+def _small_network(bindings: Sequence[str], updates: int) -> measure.Stepper:
+    parts = _build(bindings)
     encoder = _SmallEncoder()
     network = functools.partial(networks.actor_critic, encoder=encoder, separate_critic=False)
     agent = dataclasses.replace(parts.agent, network=network)
-    return setting.stepper(dataclasses.replace(parts.runner, agent=agent))
+    return _stepper(dataclasses.replace(parts.runner, agent=agent), updates)
 
 
 def benchmark_learning(repeats: int, bindings: Sequence[str]) -> records.Result:
     """Compares Sebulba with its parts, each in its own process."""
-    makers = {
-        "EnvPool alone": _RawPools,
-        "actors alone": _actors,
-        "Sebulba": Setting.stepper,
-    }
-    setting = Setting(6, 250, bindings)
     # Built in this process first: errors in bindings are reported once, before any process starts.
-    runner = setting.build().runner
-    with contender.together(makers, setting) as contenders:
+    runner = _build(bindings).runner
+    contenders = {
+        "EnvPool alone": contender.Contender.of(RawPools, bindings, 250),
+        "actors alone": contender.Contender.of(actors, bindings, 6),
+        "Sebulba": contender.Contender.of(whole, bindings, 6),
+    }
+    with contextlib.ExitStack() as stack:
+        for program in contenders.values():
+            stack.callback(program.close)
         rates = measure.take_turns(contenders, repeats)
         memory = contenders["Sebulba"].memory()
     return records.Result(
@@ -130,21 +133,45 @@ def benchmark_learning(repeats: int, bindings: Sequence[str]) -> records.Result:
     )
 
 
-def benchmark_environments(repeats: int, bindings: Sequence[str]) -> records.Result:
-    """Compares Sebulba with a negligible network to the simulators' own rate, in this process.
+def benchmark_sizes(repeats: int, bindings: Sequence[str]) -> records.Result:
+    """Measures Sebulba's share of EnvPool's rate by environments, actor threads and batches.
 
-    Only one process can use some devices.
+    The network is negligible. Programs run in this process: only one can use some devices.
     """
-    runner = Setting(1, 1, bindings).build().runner
-    setting = Setting(max(4, 960 // runner.num_envs), max(4, 19_200 // runner.num_envs), bindings)
-    with contextlib.closing(_small_network(setting)) as small:
-        turns = {"EnvPool alone": _RawPools(setting), "small network": small}
-        rates = measure.take_turns(turns, repeats)
+    small, rows, notes = jax.default_backend() == "cpu", [], []
+    sizes = [(8, 1, 2)] if small else itertools.product((32, 128, 256), (1, 2), (1, 2))
+    for num_envs, threads, batches in sizes:
+        setting = [
+            f"NUM_ENVS = {num_envs}",
+            f"sebulba.Sebulba.actor_devices = {(0,) * threads}",
+            f"sebulba.Sebulba.batches_per_actor = {batches}",
+            "sebulba.Sebulba.learner_devices = (0,)",
+            *bindings,
+        ]
+        with contextlib.closing(_small_network(setting, max(4, 960 // num_envs))) as network:
+            pools = RawPools(setting, max(4, 19_200 // num_envs))
+            turns = {"EnvPool alone": pools, "small network": network}
+            rates = measure.take_turns(turns, repeats)
+        case = {"environments": num_envs, "threads": threads, "batches of each": batches}
+        rows += [measure.speed(values, **case, program=name) for name, values in rates.items()]
+        rows.append(measure.ratio(rates, "small network", "EnvPool alone", **case))
+        notes = _build(setting).runner.describe()
     return records.Result(
         "Sebulba's rate as a share of that of EnvPool's Pong alone, with a negligible network.",
+        tuple(rows),
+        tuple(notes),
+    )
+
+
+def benchmark_residual(repeats: int, bindings: Sequence[str]) -> records.Result:
+    """Measures IMPALA on Pong with its published network, in frames."""
+    network = ["actor_critic.encoder = @encoders.ImpalaResNet()", "IMPALA.num_minibatches = 4"]
+    with contextlib.closing(whole([*network, *bindings], 4)) as stepper:
+        rates = 4 * np.array(measure.take_turns({"": stepper}, repeats)[""])  # four frames a step
+    return records.Result(
+        "IMPALA on EnvPool's Pong, residual network of Espeholt et al. 2018, 4 minibatches.",
         (
-            *(measure.speed(values, program=name) for name, values in rates.items()),
-            measure.ratio(rates, "small network", "EnvPool alone"),
+            records.row("frames", "frames/s", rates),
+            records.row("frames of a host core", "frames/s", rates / (os.cpu_count() or 1)),
         ),
-        tuple(runner.describe()),
     )
