@@ -24,7 +24,6 @@ from podracers.scripts.benchmarks import (
     peers,
     ppo_speed,
     records,
-    scale,
     sebulba_speed,
     starts,
     tpu_estimates,
@@ -35,19 +34,19 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace], records.Result]] = {
     "parity": lambda o: device.benchmark_parity(),
     **{name: lambda o, name=name: ppo_speed.benchmark(name, o.repeats) for name in ppo_speed.TASKS},
     "sebulba_impala": lambda o: sebulba_speed.benchmark_learning(o.repeats, o.gin_bindings),
-    "sebulba_sizes": lambda o: sebulba_speed.benchmark_sizes(o.repeats, o.gin_bindings),
+    "sebulba_environments": lambda o: sebulba_speed.benchmark_environments(
+        o.repeats, o.gin_bindings
+    ),
     "sebulba_residual": lambda o: sebulba_speed.benchmark_residual(o.repeats, o.gin_bindings),
     **{
         name: lambda o, name=name: agent_speed.benchmark_agent(name, o.repeats, o.gin_bindings)
         for name in agent_speed.AGENTS
     },
     "learning": lambda o: device.benchmark_learning(),
-    "lpg": lambda o: agent_speed.benchmark_lpg(o.repeats, o.gin_bindings),
     "kernels": lambda o: kernels.benchmark(o.libtpu, o.cuda),
     "peers": lambda o: peers.benchmark(o.peers, o.repeats),
     "starts": lambda o: starts.benchmark(o.peers, o.repeats, o.checkout),
     "entered": lambda o: entered.benchmark(),
-    "scale": lambda o: scale.benchmark(o.devices),
     **{
         f"tpu_{name}": lambda o, name=name: tpu_estimates.benchmark(
             name, o.devices, o.gin_bindings, o.libtpu
@@ -59,11 +58,11 @@ GROUPS = {
     "replay": agent_speed.AGENTS,
     "tpu": tuple(name for name in BENCHMARKS if name.startswith("tpu_")),
     "device": (
-        *("parity", *ppo_speed.TASKS, "sebulba_sizes", "sebulba_residual", "r2d2", "muzero"),
+        *("parity", *ppo_speed.TASKS, "sebulba_environments", "sebulba_residual", "r2d2", "muzero"),
         "learning",
     ),
 }
-_DEFAULT = ("catch", "sebulba_impala", "lpg", "replay")
+_DEFAULT = ("catch", "sebulba_impala", "replay")
 
 
 def main() -> int:
@@ -75,9 +74,9 @@ def main() -> int:
     add("names", nargs="*", metavar="NAME", help=chosen)
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=command_line.output_file, metavar="FILE")
-    several, chips = command_line.SEVERAL, "tpu, scale: numbers of chips (default: 1)"
+    several, chips = command_line.SEVERAL, "tpu: numbers of chips (default: 1)"
     add("--devices", type=command_line.count, **several, metavar="N", help=chips)
-    bindings = "of the experiment of replay, lpg, tpu, ..."
+    bindings = "of the experiment of replay, tpu, ..."
     add("--gin_bindings", **several, metavar="'NAME = VALUE'", help=bindings)
     install = "pip install --no-deps --target DIR libtpu==..."
     compiler = f"tpu, kernels: folder of the TPU compiler ({install})"

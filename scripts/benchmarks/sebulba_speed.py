@@ -133,7 +133,7 @@ def benchmark_learning(repeats: int, bindings: Sequence[str]) -> records.Result:
     )
 
 
-def benchmark_sizes(repeats: int, bindings: Sequence[str]) -> records.Result:
+def benchmark_environments(repeats: int, bindings: Sequence[str]) -> records.Result:
     """Measures Sebulba's share of EnvPool's rate by environments, actor threads and batches.
 
     The network is negligible. Programs run in this process: only one can use some devices.

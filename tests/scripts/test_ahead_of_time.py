@@ -73,12 +73,6 @@ def test_passes_of_a_loop(costs, changes, passes, part):
     assert program.loops == ([(107, "learn/while")] if passes == 1 else [])
 
 
-@pytest.mark.parametrize(("limit", "passes"), [("constant(5)", 3), ("add(%n, %two)", 11)])
-def test_bytes_of_sums_over_devices(tools, limit, passes):
-    text = TEXT.replace("LIMIT_IS", limit).replace(" sine(", " all-reduce(")
-    assert tools("benchmarks.scale").scale.Messages(text, 11.0).cycles == passes * 8 * 4 * 4
-
-
 def test_kernels_of_a_loop_with_its_condition(costs):
     kernels = costs.Kernels(TEXT.replace("LIMIT_IS", "constant(5)"), 1.0)  # three passes
     assert kernels.parts == {"learn/gradient": 6, "learn": 6}

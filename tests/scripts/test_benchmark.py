@@ -197,7 +197,6 @@ def test_files_of_results(scripts, tmp_path):
 
 
 SEBULBA = ("NUM_ENVS = 4", "ROLLOUT_LENGTH = 4", f"envpool.EnvPool.options = {ATARI}")
-LPG = ("NUM_ENVS = 2", "Lifetimes.num_envs = 2", "LPG.hidden_size = 4")
 
 
 @pytest.mark.slow
@@ -208,7 +207,6 @@ LPG = ("NUM_ENVS = 2", "Lifetimes.num_envs = 2", "LPG.hidden_size = 4")
         ("dqn", ("NUM_ENVS = 8", "ROLLOUT_LENGTH = 8"), ("memory of the update", "replay")),
         ("entered", (), ("entered", "update")),
         ("parity", (), ("largest difference of parameters over their largest", 5)),
-        ("lpg", LPG, ("memory of the compiled update", "Anakin, recomputing")),
     ],
 )
 def test_benchmarks_run(scripts, tmp_path, name, bindings, expected):
