@@ -45,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace], records.Result]] = {
     "learning": lambda o: device.benchmark_learning(),
     "kernels": lambda o: kernels.benchmark(o.libtpu, o.cuda),
     "peers": lambda o: peers.benchmark(o.peers, o.repeats),
+    "peers_games": lambda o: peers.benchmark(o.peers, o.repeats, ["connect_four"]),
     "starts": lambda o: starts.benchmark(o.peers, o.repeats, o.checkout),
     "entered": lambda o: entered.benchmark(),
     **{
@@ -85,7 +86,7 @@ def main() -> int:
     add("--cuda", type=pathlib.Path, metavar="DIR", help=compiler)
     other = "starts: folder of another version of this project"
     add("--checkout", type=pathlib.Path, metavar="DIR", help=other)
-    prepared = "peers, starts: folder that scripts/prepare_peers.sh made (default: build/peers)"
+    prepared = "peers, peers_games, starts: made by scripts/prepare_peers.sh (default: build/peers)"
     add("--peers", type=pathlib.Path, metavar="DIR", default="build/peers", help=prepared)
     options = parser.parse_args()
     options.devices = options.devices or [1]

@@ -123,6 +123,11 @@ def test_a_peer_that_fails_is_reported_with_its_last_line(scripts, tmp_path):
     peer.close()
 
 
+@pytest.mark.parametrize("task", ["cartpole", "pong", "connect_four"])
+def test_a_turn_is_as_many_steps_of_this_project_as_of_a_peer(scripts, task):
+    assert scripts.peers.TASKS[task].steps % scripts.peers.build(task).steps_per_update == 0
+
+
 @pytest.mark.parametrize(("notes", "code"), [(("Anakin learns",), 0), (("DOES NOT LEARN",), 1)])
 def test_results_are_written_and_an_agent_that_does_not_learn_is_a_failure(
     tools, call, tmp_path, monkeypatch, capsys, notes, code
