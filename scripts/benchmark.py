@@ -37,7 +37,6 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace], records.Result]] = {
     "sebulba_environments": lambda o: sebulba_speed.benchmark_environments(
         o.repeats, o.gin_bindings
     ),
-    "sebulba_residual": lambda o: sebulba_speed.benchmark_residual(o.repeats, o.gin_bindings),
     **{
         name: lambda o, name=name: agent_speed.benchmark_agent(name, o.repeats, o.gin_bindings)
         for name in agent_speed.AGENTS
@@ -58,10 +57,7 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace], records.Result]] = {
 GROUPS = {
     "replay": agent_speed.AGENTS,
     "tpu": tuple(name for name in BENCHMARKS if name.startswith("tpu_")),
-    "device": (
-        *("parity", *ppo_speed.TASKS, "sebulba_environments", "sebulba_residual", "r2d2", "muzero"),
-        "learning",
-    ),
+    "device": ("parity", *ppo_speed.TASKS, "sebulba_environments", "r2d2", "muzero", "learning"),
 }
 _DEFAULT = ("catch", "sebulba_impala", "replay")
 

@@ -28,6 +28,8 @@ class Contender:
     """
 
     def __init__(self, *command: object, **options: Any):
+        shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # programs share a device
+        options["env"] = shared | {**options.get("env", os.environ)}
         self._command, self._options = [*map(str, command)], options
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`close`)
         self._process: subprocess.Popen[str] | None = None

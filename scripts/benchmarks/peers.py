@@ -125,7 +125,6 @@ def benchmark(folder: pathlib.Path, repeats: int, names: Sequence[str] = ()) -> 
     folder = folder.resolve()
     if not all((folder / name).is_dir() for name in ("cleanba-env", "pgx")):
         raise errors.UserError(f"no peers in '{folder}': run scripts/prepare_peers.sh {folder}")
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # processes share a device
     rows: list[records.Row] = []
     devices, last = {"this project": 1}, "breakout_8192"
     if jax.default_backend() == "cpu":  # Cleanba's packages support nothing else

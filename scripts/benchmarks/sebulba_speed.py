@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -160,18 +159,4 @@ def benchmark_environments(repeats: int, bindings: Sequence[str]) -> records.Res
         "Sebulba's rate as a share of that of EnvPool's Pong alone, with a negligible network.",
         tuple(rows),
         tuple(notes),
-    )
-
-
-def benchmark_residual(repeats: int, bindings: Sequence[str]) -> records.Result:
-    """Measures IMPALA on Pong with its published network, in frames."""
-    network = ["actor_critic.encoder = @encoders.ImpalaResNet()", "IMPALA.num_minibatches = 4"]
-    with contextlib.closing(whole([*network, *bindings], 4)) as stepper:
-        rates = 4 * np.array(measure.take_turns({"": stepper}, repeats)[""])  # four frames a step
-    return records.Result(
-        "IMPALA on EnvPool's Pong, residual network of Espeholt et al. 2018, 4 minibatches.",
-        (
-            records.row("frames", "frames/s", rates),
-            records.row("frames of a host core", "frames/s", rates / (os.cpu_count() or 1)),
-        ),
     )

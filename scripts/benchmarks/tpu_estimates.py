@@ -8,7 +8,6 @@ import dataclasses
 import importlib.metadata
 import os
 import pathlib
-import re
 import sysconfig
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -56,14 +55,13 @@ _ALONE = {
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """Costs of one compiled program; zero if it does not compile."""
+    """Costs of one compiled program."""
 
-    arguments: int = 0  # bytes
-    temporaries: int = 0  # bytes
-    cycles: float = 0.0  # cycles an execution
-    learning: float = 0.0  # cycles of the part that learns
-    loops: tuple[costs.Loop, ...] = ()  # their number of passes depends on data; one is counted
-    failure: str = ""  # reason why it does not compile
+    arguments: int  # bytes
+    temporaries: int  # bytes
+    cycles: float  # cycles an execution
+    learning: float  # cycles of the part that learns
+    loops: Sequence[costs.Loop]  # their number of passes depends on data; one is counted
 
 
 def benchmark(
@@ -100,11 +98,9 @@ def benchmark(
                 programs = _compile_all(parts, settings.seed)
                 rows += _rows(name, parts.runner, programs)
             for part, program in programs.items():
-                remarks = [f"does not compile: {program.failure}"] if program.failure else []
                 for cycles, operation in program.loops:
                     cost = f"takes {records.short(cycles)} cycles"
-                    remarks.append(f"a pass of the loop `{operation}` {cost}")
-                notes += [f"{name}, {part}: {remark}" for remark in remarks]
+                    notes.append(f"{name}, {part}: a pass of the loop `{operation}` {cost}")
     return records.Result(
         "The TPU compiler's estimates for chips of a v5e of 1.5 GHz, with the presets of "
         f"gin/hardware: compiled by libtpu {version}, not run. The host, simulators, copies beside "
@@ -170,15 +166,12 @@ def _rows(name: str, of: runner.Runner, programs: dict[str, _Program]) -> Iterat
         step = of.num_batches * programs["act"].cycles
     else:
         step = (update - programs["update"].learning) / of.rollout_length
-    if not any(program.failure for program in programs.values()):
-        rate = of.steps_per_update * of.population * _CLOCK / update
-        yield records.row("estimated speed", "agent steps/s", rate, experiment=name)
-        yield records.row("an update", "cycles", update, experiment=name)
-    if step:
-        yield records.row("a step of all streams", "cycles", step, experiment=name)
+    rate = of.steps_per_update * of.population * _CLOCK / update
+    yield records.row("estimated speed", "agent steps/s", rate, experiment=name)
+    yield records.row("an update", "cycles", update, experiment=name)
+    yield records.row("a step of all streams", "cycles", step, experiment=name)
     for part in ("update", "learn", "act"):
-        program = programs.get(part)
-        if program and not program.failure:
+        if program := programs.get(part):
             line = f"{name}, {part}" if part == "act" else name
             yield records.row("arguments", "bytes", program.arguments, experiment=line)
             yield records.row("temporaries", "bytes", program.temporaries, experiment=line)
@@ -198,14 +191,7 @@ def _update_cycles(of: runner.Runner, programs: dict[str, _Program]) -> float:
 
 
 def _compile(traced: jax.stages.Traced, gradient_steps: float) -> _Program:
-    try:
-        compiled = traced.lower().compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        pattern = r"temporaries \(\S+\) exceeds available HBM \(\S+\)|Used \S+ of \S+ \w+"
-        match = re.search(pattern, str(error))
-        return _Program(failure=match[0] if match else errors.first_line(error))
+    compiled = traced.lower().compile()
     memory: Any = compiled.memory_analysis()
     estimate = costs.Costs(compiled.as_text() or "", gradient_steps)
     return _Program(
@@ -213,5 +199,5 @@ def _compile(traced: jax.stages.Traced, gradient_steps: float) -> _Program:
         temporaries=memory.temp_size_in_bytes,
         cycles=estimate.cycles,
         learning=sum(cycles for part, cycles in estimate.parts.items() if part.startswith("learn")),
-        loops=tuple(estimate.loops),
+        loops=estimate.loops,
     )
