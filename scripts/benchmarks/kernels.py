@@ -96,7 +96,7 @@ def benchmark(libtpu: pathlib.Path | None, cuda: pathlib.Path | None) -> records
         "accelerators do not use. Unknown are the kernels of a call of a library (counted as one), "
         "copies that a driver merges, and the passes of loops in the notes (counted as one). The "
         "CPU's and the TPU's compiler fuse otherwise than a GPU's; the CPU's draws random numbers "
-        "in loops. A loop's counter, and an unknown loop's condition, are of the kind `loop`.",
+        "in loops.",
         tuple(rows),
         tuple(notes),
     )
@@ -117,8 +117,6 @@ def _rows(target: str, agent: str, counted: costs.Kernels) -> Iterator[records.R
         if part in counted.parts:
             yield records.row(title, "kernels", counted.parts[part], agent=agent, phase=phase)
     yield records.row(title, "kernels", counted.cycles, agent=agent, phase="all")
-    for kind, count in sorted(counted.kinds.items()):
-        yield records.row(f"kinds, {target}", "kernels", count, agent=agent, kind=kind)
 
 
 def _gpu(folder: pathlib.Path) -> Sequence[jax.Device]:

@@ -76,8 +76,6 @@ def test_passes_of_a_loop(costs, changes, passes, part):
 def test_kernels_of_a_loop_with_its_condition(costs):
     kernels = costs.Kernels(TEXT.replace("LIMIT_IS", "constant(5)"), 1.0)  # three passes
     assert kernels.parts == {"learn/gradient": 6, "learn": 6}
-    # The counter, which is known only by `known_induction_variable`, is an addition.
-    assert kernels.kinds == {"loop": 3, "unfused": 6, "copy": 3}
 
 
 def test_kernels_of_a_program_counted_by_hand(tools, monkeypatch):
@@ -103,8 +101,6 @@ def test_kernels_of_a_program_counted_by_hand(tools, monkeypatch):
     counts = {tuple(row.case.values())[1]: row.median for row in result.rows}
     assert counts["acting"] == 3 * 5 * 2
     assert counts["environment"] == 3 * 2  # a product, and XLA's copy of what the loop carries
-    assert (counts["sort"], counts["fusion"], counts["product"]) == (15, 15, 3)
-    assert counts["loop"] == 15 + 3  # counters; both numbers of passes are known
     assert counts["all"] == sum(counts[name] for name in ("acting", "environment", "rest"))
 
 

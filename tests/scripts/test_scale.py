@@ -21,7 +21,7 @@ def _messages(costs):
     class Messages(costs.Costs):
         def _cost(self, instruction):
             match = _COLLECTIVE.search(instruction.text)
-            return "", float(sum(map(_num_bytes, _ARRAY.findall(match[1])))) if match else 0.0
+            return float(sum(map(_num_bytes, _ARRAY.findall(match[1])))) if match else 0.0
 
         def _passes(self, name):
             num_unknown = len(self.loops)
