@@ -17,8 +17,7 @@ import jax
 from jax.experimental import topologies
 
 from podracers import anakin, errors, parallel
-from podracers.scripts.benchmarks import measure, ppo_speed, records, tpu_estimates
-from podracers.scripts.tracing import costs
+from podracers.scripts.benchmarks import costs, measure, ppo_speed, records, tpu_estimates
 
 _EXPERIMENTS = {
     **{agent: f"cartpole_{agent}" for agent in ("impala", "pqn", "dqn")},

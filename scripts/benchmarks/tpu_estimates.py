@@ -16,8 +16,7 @@ import jax
 from jax.experimental import topologies
 
 from podracers import errors, parallel, runner, sebulba
-from podracers.scripts.benchmarks import measure, records
-from podracers.scripts.tracing import costs
+from podracers.scripts.benchmarks import costs, measure, records
 from podracers.training import experiment
 
 _ATARI = "gin/experiments/pong_ppo.gin"

@@ -49,7 +49,7 @@ metadata={op_name="jit(update)/learn/while"}
 
 @pytest.fixture(scope="module")
 def costs(tools):
-    return tools("tracing.costs").costs
+    return tools("benchmarks.costs").costs
 
 
 @pytest.mark.parametrize(

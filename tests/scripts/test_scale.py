@@ -111,7 +111,7 @@ def test_formulas_are_those_of_compiled_programs(tools, name, of_rollout, of_rep
     rollout -= parallel.num_bytes(state.learner) + memory
     assert is_within(of_rollout, rollout, _rollout_bytes(runner, 4))
     assert not of_replay or is_within(of_replay, memory, _replay_bytes(runner, 4))
-    costs = tools("tracing.costs").costs
+    costs = tools("benchmarks.costs").costs
     sums = _messages(costs)(compiled.as_text(), _gradient_steps(runner)).cycles
     # Statistics: two numbers of each metric, and the first updates with faults.
     assert is_within((1.0, 1.01), sums, _summed_bytes(runner))
