@@ -6,7 +6,6 @@ All settings are the shipped experiment's. Programs run alternately.
 import contextlib
 import dataclasses
 import functools
-import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -133,30 +132,20 @@ def benchmark_learning(repeats: int, bindings: Sequence[str]) -> records.Result:
 
 
 def benchmark_environments(repeats: int, bindings: Sequence[str]) -> records.Result:
-    """Measures Sebulba's share of EnvPool's rate by environments, actor threads and batches.
+    """Measures Sebulba's share of EnvPool's rate, with a negligible network.
 
-    The network is negligible. Programs run in this process: only one can use some devices.
+    Programs run in this process: only one can use some devices.
     """
-    small, rows, notes = jax.default_backend() == "cpu", [], []
-    sizes = [(8, 1, 2)] if small else itertools.product((32, 128, 256), (1, 2), (1, 2))
-    for num_envs, threads, batches in sizes:
-        setting = [
-            f"NUM_ENVS = {num_envs}",
-            f"sebulba.Sebulba.actor_devices = {(0,) * threads}",
-            f"sebulba.Sebulba.batches_per_actor = {batches}",
-            "sebulba.Sebulba.learner_devices = (0,)",
-            *bindings,
-        ]
-        with contextlib.closing(_small_network(setting, max(4, 960 // num_envs))) as network:
-            pools = RawPools(setting, max(4, 19_200 // num_envs))
-            turns = {"EnvPool alone": pools, "small network": network}
-            rates = measure.take_turns(turns, repeats)
-        case = {"environments": num_envs, "threads": threads, "batches of each": batches}
-        rows += [measure.speed(values, **case, program=name) for name, values in rates.items()]
-        rows.append(measure.ratio(rates, "small network", "EnvPool alone", **case))
-        notes = _build(setting).runner.describe()
+    runner = _build(bindings).runner
+    pools = RawPools(bindings, max(4, 19_200 // runner.num_envs))
+    with contextlib.closing(_small_network(bindings, max(4, 960 // runner.num_envs))) as network:
+        turns = {"EnvPool alone": pools, "small network": network}
+        rates = measure.take_turns(turns, repeats)
     return records.Result(
         "Sebulba's rate as a share of that of EnvPool's Pong alone, with a negligible network.",
-        tuple(rows),
-        tuple(notes),
+        (
+            *(measure.speed(values, program=name) for name, values in rates.items()),
+            measure.ratio(rates, "small network", "EnvPool alone"),
+        ),
+        tuple(runner.describe()),
     )
