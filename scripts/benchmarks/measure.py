@@ -93,7 +93,7 @@ def speed(rates: Sequence[float], **case: str | int) -> records.Row:
     return records.row("speed", "agent steps/s", rates, **case)
 
 
-def ratio(rates: dict[str, list[float]], above: str, below: str, **case: str | int) -> records.Row:
+def ratio(rates: dict[str, list[float]], above: str, below: str, **case: str) -> records.Row:
     """Returns the ratio of two programs, turn by turn: a machine's drift cancels."""
     ratios = np.array(rates[above]) / np.array(rates[below])
     case["program"] = f"{above} / {below}"
