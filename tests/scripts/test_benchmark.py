@@ -209,6 +209,7 @@ SEBULBA = ("NUM_ENVS = 4", "ROLLOUT_LENGTH = 4", f"envpool.EnvPool.options = {AT
     ("name", "bindings", "expected"),
     [
         ("sebulba_impala", SEBULBA, ("ratio, turn by turn", "Sebulba / EnvPool alone")),
+        ("sebulba_environments", SEBULBA, ("ratio, turn by turn", "small network / EnvPool alone")),
         ("dqn", ("NUM_ENVS = 8", "ROLLOUT_LENGTH = 8"), ("memory of the update", "replay")),
         ("entered", (), ("entered", "update")),
         ("parity", (), ("largest difference of parameters over their largest", 5)),
