@@ -62,10 +62,10 @@ class Contender:
             return float(rate)
         self._log.seek(0)
         text = self._log.read()
-        code = self._process.wait()
-        reason = f"killed by {signal.Signals(-code).name}" if code < 0 else "no output"
         sys.stderr.write(text)
-        raise errors.RunFailure((text.strip().splitlines() or [reason])[-1])
+        if (code := self._process.wait()) < 0:  # such as for a lack of memory
+            raise errors.RunFailure(f"a program was killed by {signal.Signals(-code).name}")
+        raise errors.RunFailure((text.strip().splitlines() or ["no output"])[-1])
 
     def memory(self) -> int:
         """Returns the sum of peak resident bytes of the process and its children."""

@@ -92,10 +92,13 @@ def benchmark(
             settings = experiment.load(files, [*needed, *bindings])
             name = f"{agent}, {kind}" + (f", {count} chips" if count > 1 else "")
             notes.append(f"{name}: {', '.join([*files, *needed])}")
-            parts = settings.build()
-            with parallel.compiling_for(devices):
-                programs = _compile_all(parts, settings.seed)
-                rows += _rows(name, parts.runner, programs)
+            parts, programs = settings.build(), {}
+            try:
+                with parallel.compiling_for(devices):
+                    programs = _compile_all(parts, settings.seed)
+                    rows += _rows(name, parts.runner, programs)
+            except jax.errors.JaxRuntimeError as error:  # such as a lack of memory
+                notes.append(f"{name} does not compile: {errors.first_line(error)}")
             for part, program in programs.items():
                 for cycles, operation in program.loops:
                     cost = f"takes {records.short(cycles)} cycles"

@@ -3,6 +3,7 @@
 import json
 import os
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -137,6 +138,20 @@ def test_unknown_numbers_of_passes_are_those_of_gradient_steps(tools, monkeypatc
     monkeypatch.setattr(modules.tpu_estimates, "_compile", lambda traced, steps: steps)
     parts = modules.measure.build([f"gin/experiments/catch_{agent}.gin"])
     assert modules.tpu_estimates._compile_all(parts, 0) == {"update": expected}
+
+
+def test_estimates_go_on_after_a_program_that_does_not_fit_the_memory(tools, monkeypatch):
+    tpu = tools("benchmarks.tpu_estimates").tpu_estimates
+    error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: used 20G of 15.75G hbm.\nAllocations")
+    programs = {"update": tpu._Program(1, 2, 30.0, 20.0, ())}
+    monkeypatch.setattr(tpu, "find_compiler", lambda folder: "0")
+    preset = "gin/hardware/colab_tpu.gin"
+    monkeypatch.setattr(tpu, "hardware", lambda count: (preset, jax.devices()[:count]))
+    monkeypatch.setattr(tpu, "_compile_all", mock.Mock(side_effect=[error, programs]))
+    result = tpu.benchmark("alphazero", (1, 4), (), None)
+    assert {row.case["experiment"] for row in result.rows} == {"alphazero, Anakin, 4 chips"}
+    expected = "alphazero, Anakin does not compile: RESOURCE_EXHAUSTED: used 20G of 15.75G hbm."
+    assert result.notes[1] == expected
 
 
 @pytest.mark.slow
