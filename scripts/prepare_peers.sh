@@ -15,7 +15,7 @@ checkout() { # URL COMMIT FOLDER
 
 # PureJaxRL and rejax fail with gymnax 1.0; Pgx's example and they share this project's other packages.
 "$python" -m pip install --quiet --no-deps --upgrade --target "$dir/packages" gymnax==0.0.9 rejax==0.1.3 \
-  dm-haiku==0.0.17 jmp==0.0.4
+  dm-haiku==0.0.17 jmp==0.0.4 tabulate==0.10.0
 touch "$dir/packages/navix.py" # PureJaxRL imports it; its PPO does not use it
 checkout https://github.com/luchris429/purejaxrl 31756b197773a52db763fdbe6d635e4b46522a73 purejaxrl
 checkout https://github.com/sotetsuk/pgx 079b2d730e3845c25d49d99e0ccf9a374dd04cb9 examples/alphazero
