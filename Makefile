@@ -65,7 +65,7 @@ help:
 	@echo "make test           the test suite: $(TEST_TIME)"
 	@echo "make test-all       with the slow tests, which make test-slow runs alone"
 	@echo "make test-learning  agents until they have learnt"
-	@echo "make accelerator    measure this machine's device, in ten minutes: runs/accelerator.md"
+	@echo "make accelerator    measure this machine's device, in ten minutes: runs/accelerator.json"
 	@echo "make docs           the site: .cache/docs/html/index.html"
 	@echo "make lint | types | format | benchmark | linkcheck | dist | lock | slurm | clean"
 	@echo "Times are of two cores."
@@ -134,7 +134,8 @@ benchmark: install
 	$(BIN)/python scripts/benchmark.py
 
 accelerator: install
-	$(BIN)/python scripts/accelerator.py
+	mkdir -p runs
+	$(BIN)/python scripts/benchmark.py device --repeats 3 --json runs/accelerator.json
 
 # The site: .cache/docs/html/index.html. A warning is an error, such as a link that leads nowhere.
 docs: install

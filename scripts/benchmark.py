@@ -2,14 +2,17 @@
 
 Rates are warm, in agent steps per second, without compilation, printed as the median and range of
 several repeats. Programs are measured alternately, and ratios compare neighbours.
+
+`device` measures the accelerator of this machine in ten minutes. Exit code 1: an agent did not
+learn.
 """
 
 import argparse
 import functools
 import pathlib
-import re
 import shlex
 import sys
+from collections.abc import Callable
 
 from podracers import errors
 from podracers.commands import command_line
@@ -21,102 +24,87 @@ from podracers.scripts.benchmarks import (
     peers,
     ppo_speed,
     records,
-    scale,
     sebulba_speed,
     starts,
     tpu_estimates,
 )
 from podracers.training import summary
 
+BENCHMARKS: dict[str, Callable[[argparse.Namespace], records.Result]] = {
+    "parity": lambda o: device.benchmark_parity(),
+    **{name: lambda o, name=name: ppo_speed.benchmark(name, o.repeats) for name in ppo_speed.TASKS},
+    "sebulba_impala": lambda o: sebulba_speed.benchmark_learning(o.repeats, o.gin_bindings),
+    "sebulba_environments": lambda o: sebulba_speed.benchmark_environments(
+        o.repeats, o.gin_bindings
+    ),
+    **{
+        name: lambda o, name=name: agent_speed.benchmark_agent(name, o.repeats, o.gin_bindings)
+        for name in agent_speed.AGENTS
+    },
+    "learning": lambda o: device.benchmark_learning(),
+    "kernels": lambda o: kernels.benchmark(o.libtpu, o.cuda),
+    "peers": lambda o: peers.benchmark(o.peers, o.repeats),
+    "peers_games": lambda o: peers.benchmark(o.peers, o.repeats, ["connect_four"]),
+    "starts": lambda o: starts.benchmark(o.peers, o.repeats, o.checkout),
+    "entered": lambda o: entered.benchmark(),
+    **{
+        f"tpu_{name}": lambda o, name=name: tpu_estimates.benchmark(
+            name, o.devices, o.gin_bindings, o.libtpu
+        )
+        for name in tpu_estimates.EXPERIMENTS
+    },
+}
 GROUPS = {
     "replay": agent_speed.AGENTS,
-    "tpu": tuple(f"tpu_{agent}" for agent in tpu_estimates.EXPERIMENTS),
-    "device": tuple(f"device_{piece}" for piece in device.PIECES),
+    "tpu": tuple(name for name in BENCHMARKS if name.startswith("tpu_")),
+    "device": ("parity", *ppo_speed.TASKS, "sebulba_environments", "r2d2", "muzero", "learning"),
 }
-_OTHERS = ("catch", "sebulba_impala", "lpg")
-# Only where they are named: they are long, or require more packages.
-_ALONE = ("costs", "cores", "kernels", "peers", "starts", "entered", "scale")
-NAMES = (*_OTHERS, *_ALONE, *(name for group in GROUPS.values() for name in group))
-_NAMED = (*_ALONE, *GROUPS["tpu"], *GROUPS["device"])
-
-
-def _measure(name: str, o: argparse.Namespace) -> records.Result:
-    """Returns the result of one benchmark, with the options of the command line."""
-    kind, _, part = name.partition("_")
-    common = o.repeats, o.gin_bindings
-    benchmarks = {
-        "costs": lambda: tpu_estimates.benchmark_costs(o.devices, o.price[0], o.price[1], o.libtpu),
-        "cores": lambda: tpu_estimates.benchmark_cores(o.repeats, o.libtpu),
-        "kernels": lambda: kernels.benchmark(o.libtpu, o.cuda, o.before),
-        "peers": lambda: peers.benchmark(o.peers, o.repeats),
-        "starts": lambda: starts.benchmark(o.peers, o.repeats, o.checkout),
-        "entered": entered.benchmark,
-        "scale": lambda: scale.benchmark(o.devices),
-        "lpg": lambda: agent_speed.benchmark_lpg(*common),
-        "catch": lambda: ppo_speed.benchmark_batches(name, o.repeats, ppo_speed.BATCHES),
-        "sebulba_impala": lambda: sebulba_speed.benchmark_learning(*common),
-        "device": lambda: device.benchmark(part, *common),
-        "tpu": lambda: tpu_estimates.benchmark_agent(part, o.devices, o.gin_bindings, o.libtpu),
-        **{agent: lambda: agent_speed.benchmark_agent(name, *common) for agent in GROUPS["replay"]},
-    }
-    return benchmarks[name if name in benchmarks else kind]()
-
-
-def _price(text: str) -> tuple[float, str]:
-    """Returns dollars and the date of a price."""
-    match = re.fullmatch(r"(\d+\.?\d*)@(.+)", text)
-    if not match:
-        raise argparse.ArgumentTypeError(f"expected DOLLARS@DATE, got '{text}'")
-    return float(match[1]), match[2]
+_DEFAULT = ("catch", "sebulba_impala", "replay")
 
 
 def main() -> int:
     """Parses the command line, measures, prints and writes JSON."""
     parser = command_line.Parser(description=__doc__)
     add = parser.add_argument
-    names = [*NAMES, *GROUPS]
-    add(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help=f"of {', '.join(names)}; default: all but tpu, device, {', '.join(_ALONE)}",
-    )
+    names = [*BENCHMARKS, *GROUPS]
+    chosen = f"of {', '.join(names)}; default: {', '.join(_DEFAULT)}"
+    add("names", nargs="*", metavar="NAME", help=chosen)
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=command_line.output_file, metavar="FILE")
-    several, chips = command_line.SEVERAL, "tpu, costs, scale: numbers of chips (default: 1)"
+    several, chips = command_line.SEVERAL, "tpu: numbers of chips (default: 1)"
     add("--devices", type=command_line.count, **several, metavar="N", help=chips)
-    price = "costs: list price of a chip-hour, and its date, such as 1.2@2025-06"
-    add("--price", type=_price, metavar="DOLLARS@DATE", help=price)
-    bindings = "of the experiment of replay, lpg, tpu, ..."
+    bindings = "of the experiment of replay, tpu, ..."
     add("--gin_bindings", **several, metavar="'NAME = VALUE'", help=bindings)
     install = "pip install --no-deps --target DIR libtpu==..."
-    compiler = f"tpu, costs, cores, kernels: folder of the TPU compiler ({install})"
+    compiler = f"tpu, kernels: folder of the TPU compiler ({install})"
     add("--libtpu", type=pathlib.Path, metavar="DIR", help=compiler)
     compiler = "kernels: folder of the GPU compiler (see the error without it)"
     add("--cuda", type=pathlib.Path, metavar="DIR", help=compiler)
-    add("--before", type=pathlib.Path, metavar="FILE", help="kernels: --json of an earlier count")
     other = "starts: folder of another version of this project"
     add("--checkout", type=pathlib.Path, metavar="DIR", help=other)
-    prepared = "peers, starts: folder that scripts/prepare_peers.sh made (default: build/peers)"
+    prepared = "peers, peers_games, starts: made by scripts/prepare_peers.sh (default: build/peers)"
     add("--peers", type=pathlib.Path, metavar="DIR", default="build/peers", help=prepared)
     options = parser.parse_args()
     options.devices = options.devices or [1]
     for name in options.names:
         errors.require_known("no benchmark", name, names)
-    if "costs" in options.names and not options.price:
-        raise errors.UserError("costs: --price DOLLARS@DATE is missing")
-    default = [name for name in NAMES if name not in _NAMED]
-    chosen = [GROUPS.get(name, (name,)) for name in options.names or default]
+    if "device" in options.names:
+        command_line.require_accelerator()
+    groups = [GROUPS.get(name, (name,)) for name in options.names or _DEFAULT]
     results = {}
     command = shlex.join(["scripts/benchmark.py", *sys.argv[1:]])
-    for name in dict.fromkeys(name for names in chosen for name in names):
-        results[name] = _measure(name, options)
+    for name in dict.fromkeys(name for group in groups for name in group):
+        results[name] = BENCHMARKS[name](options)
         print(f"{name}: {results[name].about}")
         for row in results[name].rows:
             print(f"  {row.label}: {row.spread} {row.unit}", flush=True)
+        for note in results[name].notes:
+            print(f"  {note}", flush=True)
         if options.json:  # written once a benchmark, so that a later failure loses nothing
             records.Record(command, results, summary.provenance()).write(options.json)
-    return 0
+    notes = [note for result in results.values() for note in result.notes]
+    fails = any(device.NOT_LEARNT in note for note in notes)
+    return errors.RunFailure.exit_code if fails else 0
 
 
 command = functools.partial(command_line.run, main)

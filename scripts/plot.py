@@ -4,11 +4,10 @@ Runs that differ only in the seed become one curve: the mean over seeds, from th
 Student's 95% interval (shaded; of more than four curves, bars at the last point). A run of a
 population is several seeds, with a curve for each combination of its `population_values`. Runs are
 distinguished by their config.gin, not by the names of their folders. Each environment has a panel;
-the legend has agent, runner and the parameters that differ. Where two curves share three tasks of
-docs/results.json, another panel has interquartile means over these tasks, with 95% stratified
-bootstraps. Of several runs with one configuration and one seed, the newest is drawn. A DIR may also
-be a folder of runs. Runs without the metric are left out. `--lineage` draws the options of an
-evolving population over time instead: a colour is a founder, dotted lines are copies.
+the legend has agent, runner and the parameters that differ. Of several runs with one configuration
+and one seed, the newest is drawn. A DIR may also be a folder of runs. Runs without the metric are
+left out. `--lineage` draws the options of an evolving population over time instead: a colour is a
+founder, dotted lines are copies.
 """
 
 import functools

@@ -5,7 +5,6 @@
 set -eu
 dir=${1:?usage: scripts/prepare_peers.sh DIR}
 python=$(dirname "$0")/../.venv/bin/python
-mkdir -p "$dir"
 
 checkout() { # URL COMMIT FOLDER
   name=$dir/$(basename "$1")
@@ -14,11 +13,12 @@ checkout() { # URL COMMIT FOLDER
   git -C "$name" checkout --quiet "$2"
 }
 
-# PureJaxRL and rejax fail with gymnax 1.0; they share the other packages of this project.
-"$python" -m pip install --quiet --no-deps --upgrade --target "$dir/packages" gymnax==0.0.9 rejax==0.1.3
+# PureJaxRL and rejax fail with gymnax 1.0; Pgx's example and they share this project's other packages.
+"$python" -m pip install --quiet --no-deps --upgrade --target "$dir/packages" gymnax==0.0.9 rejax==0.1.3 \
+  dm-haiku==0.0.17 jmp==0.0.4 tabulate==0.10.0
 touch "$dir/packages/navix.py" # PureJaxRL imports it; its PPO does not use it
 checkout https://github.com/luchris429/purejaxrl 31756b197773a52db763fdbe6d635e4b46522a73 purejaxrl
-
+checkout https://github.com/sotetsuk/pgx 079b2d730e3845c25d49d99e0ccf9a374dd04cb9 examples/alphazero
 checkout https://github.com/vwxyzjn/cleanba d1f8979c33e4e1c3d4e67f460afcebb42b6889d4 cleanba
 [ -d "$dir/cleanba-env" ] || "$python" -m venv "$dir/cleanba-env"
 install="$dir/cleanba-env/bin/python -m pip install --quiet"

@@ -1,19 +1,14 @@
-"""Speed and memory of agents that learn from replay, and of meta-training."""
+"""Speed and memory of agents that learn from replay."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from agents.meta.lpg import meta_training
-from environments.meta import lifetimes as lifetimes_lib
 from podracers import anakin, parallel
 from podracers.scripts.benchmarks import measure, records
 
 AGENTS = ("dqn", "r2d2", "sac", "muzero")  # agents with replay
-# Lifetimes and devices of meta-training for two cores and their memory.
-_LPG_BINDINGS = ("NUM_ENVS = 8", "Anakin.num_devices = 1")
 
 
 def benchmark_agent(algorithm: str, repeats: int, bindings: Sequence[str] = ()) -> records.Result:
@@ -55,38 +50,4 @@ def benchmark_agent(algorithm: str, repeats: int, bindings: Sequence[str] = ()) 
             f"{gradients:g} gradient steps in each update of {steps} agent steps.",
         ),
         group="replay",
-    )
-
-
-def benchmark_lpg(repeats: int, bindings: Sequence[str] = ()) -> records.Result:
-    """Measures meta-training with and without recomputation of activations.
-
-    The rule has its published size; there are fewer lifetimes than in gin/experiments/lpg.gin.
-    """
-    runner = measure.build(["gin/experiments/lpg.gin"], [*_LPG_BINDINGS, *bindings]).runner
-    assert isinstance(runner, anakin.Anakin)
-    agent, lifetimes = runner.agent, runner.environment
-    assert isinstance(agent, meta_training.LPG)
-    assert isinstance(lifetimes, lifetimes_lib.Lifetimes)
-    runners = {
-        name: dataclasses.replace(runner, agent=dataclasses.replace(agent, recompute=recompute))
-        for name, recompute in {"Anakin": False, "Anakin, recomputing": True}.items()
-    }
-    steppers = {name: measure.Stepper(runner, 1) for name, runner in runners.items()}
-    rates = measure.take_turns(steppers, repeats)
-    rows = []
-    for name, variant in runners.items():
-        rate = [lifetimes.num_envs * value for value in rates[name]]
-        rows.append(records.row("speed", "environment steps/s", rate, program=name))
-        memory: Any = variant.trace(0).lower().compile().memory_analysis()
-        size = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-        rows.append(records.row("memory of the compiled update", "bytes", size, program=name))
-    size = f"{runner.num_envs} lifetimes x {lifetimes.num_envs} environments"
-    size += f" x T = {agent.chunk_length} x (K + 1 = {agent.updates + 1})"
-    steps = lifetimes.num_envs * runner.steps_per_update
-    return records.Result(
-        "Meta-training of LPG's rule, including acting, backward pass and validation rollout: "
-        f"{size} = {steps:,} environment steps an update, otherwise as in gin/experiments/lpg.gin. "
-        "Memory counts arguments and temporaries.",
-        tuple(rows),
     )

@@ -1,120 +1,104 @@
-"""A program that is measured in its own process, so that its memory and threads are its own."""
+"""A program that is measured in its own process, so that its memory and threads are its own.
+
+For each line on its standard input it prints a rate, and at the end of the input it ends: also when
+the process that measures was killed.
+"""
 
 import contextlib
-import multiprocessing
+import importlib
+import json
 import os
 import pathlib
 import re
 import signal
-import threading
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
 from typing import Any
 
 from podracers import errors
-
-_SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with a JAX backend may hang
+from podracers.commands import command_line
 
 
 class Contender:
-    """Calls `make(*arguments)` in a child process at the first request; idle between requests.
+    """Starts a program at the first request for a measurement; it is idle between requests.
 
-    `make` is a function of a module, whose result takes a measurement when called. The arguments
-    are pickled.
+    `options` are those of `subprocess.Popen`.
     """
 
-    def __init__(self, make: Callable[..., Callable[[], float]], *arguments: Any):
-        self._here, there = _SPAWN.Pipe()
-        # Not a daemon: it may start processes.
-        self._process = _SPAWN.Process(target=_serve, args=(there, make, arguments))
-        # The child inherits the mask: Ctrl-C reaches the parent alone, which ends the child.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._process.start()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        except BaseException:  # such as a Ctrl-C during the start
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-            self.kill()
-            raise
-        there.close()
+    def __init__(self, *command: object, **options: Any):
+        shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # programs share a device
+        options["env"] = shared | {**options.get("env", os.environ)}
+        self._command, self._options = [*map(str, command)], options
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`close`)
+        self._process: subprocess.Popen[str] | None = None
+
+    @classmethod
+    def of(cls, make: Callable[..., Callable[[], float]], *arguments: Any) -> "Contender":
+        """Returns a program that calls `make(*arguments)`, and then the result for each line.
+
+        `make` is a function of a module; arguments are values of JSON.
+        """
+        words = ["-m", __name__, make.__module__, make.__qualname__, json.dumps(arguments)]
+        return cls(sys.executable, *words)
 
     def __call__(self) -> float:
-        """Takes a measurement.
-
-        Raises:
-          errors.UserError, errors.RunFailure: the error of the process, in one line.
-        """
-        try:
-            self._here.send(None)
-            answer = self._here.recv()
-        except (EOFError, OSError) as error:
-            self._process.join(1.0)
-            code = self._process.exitcode or 0
-            cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else "died"
-            raise errors.RunFailure(f"the process {cause}") from error
-        if isinstance(answer, errors.UserError | errors.RunFailure):
-            raise answer
-        return answer
+        """Returns a rate, agent steps per second; raises errors.RunFailure if the program fails."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                start_new_session=True,  # Ctrl-C reaches this process alone
+                **self._options,
+            )
+        assert self._process.stdin and self._process.stdout
+        with contextlib.suppress(BrokenPipeError):
+            print(file=self._process.stdin, flush=True)
+        if rate := self._process.stdout.readline():
+            return float(rate)
+        self._log.seek(0)
+        text = self._log.read()
+        sys.stderr.write(text)
+        if (code := self._process.wait()) < 0:  # such as for a lack of memory
+            raise errors.RunFailure(f"a program was killed by {signal.Signals(-code).name}")
+        raise errors.RunFailure((text.strip().splitlines() or ["no output"])[-1])
 
     def memory(self) -> int:
         """Returns the sum of peak resident bytes of the process and its children."""
-        assert self._process.pid is not None
-        return peak_memory(self._process.pid)
-
-    def kill(self) -> None:
-        """Ends the process and the processes that it started."""
-        if self._process.pid is not None and self._process.is_alive():
-            with contextlib.suppress(ProcessLookupError):  # it leads no session yet
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.kill()
-            self._process.join()
-
-
-def peak_memory(session: int) -> int:
-    """Returns the sum of peak resident bytes of the processes of a session."""
-    total = 0
-    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # the process has ended
-            if int(stat.read_text().rpartition(") ")[2].split()[3]) == session:
+        assert self._process is not None
+        total = 0
+        for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # the process has ended
+                session = stat.read_text().rpartition(") ")[2].split()[3]
                 status = stat.with_name("status").read_text()
                 peak = re.search(r"VmHWM:\s*(\d+) kB", status)
-                total += int(peak[1]) * 1024 if peak else 0
-    return total
+                if int(session) == self._process.pid and peak:
+                    total += int(peak[1]) * 1024
+        return total
+
+    def close(self) -> None:
+        """Ends the process and those that it started."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
+        self._log.close()
 
 
-@contextlib.contextmanager
-def together(
-    makers: Mapping[str, Callable[..., Callable[[], float]]], *arguments: Any
-) -> Iterator[dict[str, Contender]]:
-    """Starts contenders with the same arguments, and kills them on exit."""
-    with contextlib.ExitStack() as stack:
-        contenders = {}
-        for name, make in makers.items():
-            contenders[name] = Contender(make, *arguments)
-            stack.callback(contenders[name].kill)
-        yield contenders
+def _serve() -> None:
+    module, name, arguments = sys.argv[1:]
+    out, turn = os.dup(1), None
+    os.dup2(2, 1)  # other output is no answer
+    with contextlib.suppress(BrokenPipeError):  # the other process was killed meanwhile
+        for _ in sys.stdin:
+            turn = turn or getattr(importlib.import_module(module), name)(*json.loads(arguments))
+            os.write(out, f"{turn()}\n".encode())
+    os.killpg(0, signal.SIGKILL)  # threads, and the processes that it started
 
 
-def _serve(parent: Any, make: Callable[..., Any], arguments: Any) -> None:
-    os.setsid()  # the processes that it starts end with it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    instance = None
-    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
-        while True:
-            parent.recv()
-            try:
-                instance = make(*arguments) if instance is None else instance
-                parent.send(instance())
-            except (errors.UserError, errors.RunFailure) as error:
-                parent.send(type(error)(errors.first_line(error)))
-            except Exception as error:
-                traceback.print_exc()
-                parent.send(errors.RunFailure(errors.one_line(error)))
-
-
-def _end_with_parent() -> None:
-    """Ends this process and its children after the parent was killed."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.killpg(0, signal.SIGKILL)
+if __name__ == "__main__":
+    command_line.run(_serve)

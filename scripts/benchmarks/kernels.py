@@ -17,8 +17,7 @@ import jax
 from jax.experimental import topologies
 
 from podracers import anakin, errors, parallel
-from podracers.scripts.benchmarks import measure, ppo_speed, records, tpu_estimates
-from podracers.scripts.tracing import costs
+from podracers.scripts.benchmarks import costs, measure, ppo_speed, records, tpu_estimates
 
 _EXPERIMENTS = {
     **{agent: f"cartpole_{agent}" for agent in ("impala", "pqn", "dqn")},
@@ -58,14 +57,11 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 
 
-def benchmark(
-    libtpu: pathlib.Path | None, cuda: pathlib.Path | None, before: pathlib.Path | None
-) -> records.Result:
+def benchmark(libtpu: pathlib.Path | None, cuda: pathlib.Path | None) -> records.Result:
     """Counts the kernels of an update of six agents under Anakin, by compiler.
 
     Programs are compiled for this machine's CPU, for a TPU if `libtpu` is the folder of its
-    compiler, and for an H100 if `cuda` is. `before` is the file of an earlier count, which is shown
-    beside this one.
+    compiler, and for an H100 if `cuda` is.
 
     Raises:
       errors.UserError: there is no compiler in a folder.
@@ -77,7 +73,7 @@ def benchmark(
         version = tpu_estimates.find_compiler(libtpu)
         targets[f"a v5e (libtpu {version})"] = tpu_estimates.hardware(1)[1]
     targets["the CPU"] = None
-    rows, notes = list(_earlier(before) if before else ()), []
+    rows, notes = [], []
     for target, devices in targets.items():
         context = parallel.compiling_for(devices) if devices else contextlib.nullcontext()
         for agent in ("ppo", *_EXPERIMENTS):
@@ -99,7 +95,7 @@ def benchmark(
         "accelerators do not use. Unknown are the kernels of a call of a library (counted as one), "
         "copies that a driver merges, and the passes of loops in the notes (counted as one). The "
         "CPU's and the TPU's compiler fuse otherwise than a GPU's; the CPU's draws random numbers "
-        "in loops. A loop's counter, and an unknown loop's condition, are of the kind `loop`.",
+        "in loops.",
         tuple(rows),
         tuple(notes),
     )
@@ -120,17 +116,6 @@ def _rows(target: str, agent: str, counted: costs.Kernels) -> Iterator[records.R
         if part in counted.parts:
             yield records.row(title, "kernels", counted.parts[part], agent=agent, phase=phase)
     yield records.row(title, "kernels", counted.cycles, agent=agent, phase="all")
-    for kind, count in sorted(counted.kinds.items()):
-        yield records.row(f"kinds, {target}", "kernels", count, agent=agent, kind=kind)
-
-
-def _earlier(file: pathlib.Path) -> Iterator[records.Row]:
-    """Yields the rows by phase of an earlier file."""
-    record = records.read(file)
-    commit = str(record.provenance["commit"])[:8]
-    for row in record.results["kernels"].rows:
-        if row.measure.startswith("an update"):
-            yield dataclasses.replace(row, measure=f"{row.measure}, at {commit}")
 
 
 def _gpu(folder: pathlib.Path) -> Sequence[jax.Device]:

@@ -1,7 +1,8 @@
-"""Trains with another codebase: python peer_programs.py PEER TASK UPDATES FOLDER.
+"""Trains with another codebase: python peer_programs.py PEER TASK UPDATES STEPS FOLDER.
 
 It runs in the packages of that codebase, so it imports nothing of this project. For each line on
-the standard input it trains for UPDATES updates, and prints their seconds.
+the standard input it trains for UPDATES updates, of STEPS agent steps each, and prints the agent
+steps per second.
 """
 
 # Packages of one peer are missing beside another.
@@ -10,13 +11,20 @@ the standard input it trains for UPDATES updates, and prints their seconds.
 import os
 import pathlib
 import sys
+import textwrap
 import time
+import types
 from collections.abc import Callable
+from typing import Any
 
 PPO = {  # task: name in gymnax, environments, minibatches, activation
     "cartpole": ("CartPole-v1", 64, 4, "tanh"),
     "breakout": ("Breakout-MinAtar", 64, 8, "relu"),
     "breakout_8192": ("Breakout-MinAtar", 8192, 8, "relu"),
+}
+PGX = {  # options of Pgx's example of AlphaZero; an update is one iteration
+    **{"env_id": "connect_four", "num_simulations": 32, "selfplay_batch_size": 128},
+    **{"max_num_steps": 256, "training_batch_size": 512},
 }
 LEAD_IN = 2  # updates of Cleanba before each measurement: while it waited, its actors went on
 
@@ -54,6 +62,59 @@ def rejax(task: str, updates: int, folder: pathlib.Path) -> Callable[[], object]
     ).replace(eval_callback=lambda *_: ())
     train = jax.jit(agent.train).lower(jax.random.key(0)).compile()
     return lambda: jax.block_until_ready(train(jax.random.key(0)))
+
+
+def pgx(task: str, updates: int, folder: pathlib.Path) -> Callable[[], object]:
+    """Returns iterations of Pgx's example of AlphaZero, with two dense layers as the network."""
+    del task
+    import haiku as hk  # pyrefly: ignore[missing-import]
+    import jax
+    import pgx as games
+
+    class Dense(hk.Module):
+        def __init__(self, num_actions, **options):
+            super().__init__()
+            self.num_actions = num_actions
+
+        def __call__(self, x, **options):
+            x = hk.Flatten()(x.astype("float32"))
+            for _ in range(2):
+                x = jax.nn.relu(hk.LayerNorm(-1, True, True)(hk.Linear(256)(x)))
+            value = jax.numpy.tanh(hk.Linear(1)(x))
+            return hk.Linear(self.num_actions)(x), value[:, 0]
+
+    class Options:
+        def __init__(self, **options):
+            vars(self).update(options)
+
+        def model_dump(self):
+            return vars(self)
+
+    # Loggers, readers of options, and a baseline that would be downloaded.
+    modules: dict[str, Any] = {
+        "wandb": types.SimpleNamespace(init=lambda **_: None),
+        "omegaconf": types.SimpleNamespace(OmegaConf=types.SimpleNamespace(from_cli=lambda: PGX)),
+        "pydantic": types.SimpleNamespace(BaseModel=Options),
+        "network": types.SimpleNamespace(AZNet=Dense),
+    }
+    sys.modules.update(modules)
+    vars(games)["make_baseline_model"] = lambda name: None
+    # Newer versions of JAX have removed it.
+    vars(jax)["device_put_replicated"] = lambda tree, _: jax.tree.map(lambda x: x[None], tree)
+    file = folder / "pgx" / "examples" / "alphazero" / "train.py"
+    definitions, main = file.read_text().split('if __name__ == "__main__":\n')
+    here: dict = {"__name__": "example", "frames": 0}
+    exec(compile(definitions, str(file), "exec"), here)
+    start, _, loop = main.partition("        # Selfplay\n")
+    exec(textwrap.dedent(start.partition("    # Prepare checkpoint dir")[0]), here)
+    here["rng_key"] = jax.random.PRNGKey(0)
+    iteration = compile(textwrap.dedent(loop.partition("        et =")[0]), str(file), "exec")
+
+    def train():
+        for _ in range(updates):
+            exec(iteration, here)
+
+    return train
 
 
 def cleanba(task: str, updates: int, folder: pathlib.Path) -> None:
@@ -127,16 +188,16 @@ def cleanba(task: str, updates: int, folder: pathlib.Path) -> None:
 
 
 def answer(seconds: float) -> None:
-    """Prints the seconds of a measurement on the original standard output."""
-    os.write(_OUT, f"{seconds}\n".encode())
+    """Prints the rate of a measurement on the original standard output."""
+    os.write(_OUT, f"{int(_UPDATES) * int(_STEPS) / seconds}\n".encode())
 
 
 if __name__ == "__main__":
     _OUT = os.dup(1)
     os.dup2(2, 1)  # other output is no answer
-    peer, task, updates, folder = sys.argv[1:]
-    make = {"purejaxrl": purejaxrl, "rejax": rejax, "cleanba": cleanba}[peer]
-    train = make(task, int(updates), pathlib.Path(folder))
+    _PEER, _TASK, _UPDATES, _STEPS, _FOLDER = sys.argv[1:]
+    make = {"purejaxrl": purejaxrl, "rejax": rejax, "pgx": pgx, "cleanba": cleanba}[_PEER]
+    train = make(_TASK, int(_UPDATES), pathlib.Path(_FOLDER))
     while train and sys.stdin.readline():
         start = time.perf_counter()
         train()

@@ -6,20 +6,16 @@ import functools
 import itertools
 import os
 import pathlib
-import signal
-import statistics
 import subprocess
 import sys
-import time
-import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 
 from agents import networks, ppo
 from agents.networks import encoders
 from podracers import anakin, errors
+from podracers import runner as runner_lib
 from podracers.scripts.benchmarks import contender, measure, peer_programs, ppo_speed, records
 
 
@@ -52,6 +48,12 @@ TASKS = {
         *("PPO, MinAtar Breakout, 8,192 environments", ("PureJaxRL", "rejax"), 4, 1 << 20),
         _PPO.format("MinAtar's Breakout", 8192, 8, "relu"),
     ),
+    "connect_four": Task(
+        *("AlphaZero, Connect Four", ("Pgx",), 1, 32768),
+        "AlphaZero on Pgx's Connect Four, 128 games, 32 simulations by mctx, two dense layers of "
+        "256, a gradient use of each move in batches of 512. Pgx's example plays 256 moves before "
+        "it learns, and its network replaces the residual one",
+    ),
     "pong": Task(
         *("IMPALA, Pong", ("Cleanba",), 10, 640),
         "IMPALA on EnvPool's Pong-v5, 32 environments x 20 steps, 4 minibatches, RMSProp, the "
@@ -61,159 +63,103 @@ TASKS = {
         measure.LEAD_IN,
     ),
 }
+_EXPERIMENTS = {  # file and bindings of tasks other than PPO
+    "connect_four": (
+        *("gin/experiments/connect_four_alphazero.gin", "AlphaZero.replay_ratio = 1.0"),
+        *("policy_value.hidden_sizes = ()", "Search.max_depth = 32"),
+    ),
+    "pong": (
+        *("gin/experiments/pong_impala.gin", "IMPALA.num_minibatches = 4"),
+        "IMPALA.optimizer = 'rmsprop'",
+    ),
+}
+_PEERS = {  # with their commits
+    "PureJaxRL": "PureJaxRL {} with gymnax 0.0.9 and the other packages of this project",
+    "rejax": "rejax 0.1.3 with gymnax 0.0.9 and the other packages of this project",
+    "Cleanba": "Cleanba {} with jax 0.4.13 and EnvPool 0.8.4",
+    "Pgx": "Pgx's example {} with dm-haiku 0.0.17 and the other packages of this project",
+}
 
 
-class _Turns:
-    """Takes turns of a program, in agent steps per second, and times its start.
+def start(
+    name: str, task: str, folder: pathlib.Path, updates: int | None = None, **variables: str
+) -> contender.Contender:
+    """Returns a program of another codebase, with more environment variables.
 
-    The first `turn` starts the program and takes `first` updates of `steps` agent steps.
+    A measurement takes `updates`, by default those of the task.
     """
-
-    def __init__(self, turn: Callable[[], float], steps: int, first: int):
-        self._turn, self._steps, self._updates = turn, steps, first
-        self._first = 0.0  # seconds of the first call
-        self._rates: list[float] = []
-
-    def __call__(self) -> float:
-        start = time.perf_counter()
-        self._rates.append(self._turn())
-        self._first = self._first or time.perf_counter() - start
-        return self._rates[-1]
-
-    def start(self, lead_in: int) -> float:
-        """Returns seconds from the start of the process to the end of its first update."""
-        update = self._steps / statistics.median(self._rates[1:])
-        return self._first - (lead_in + self._updates - 1) * update
+    python = folder / "cleanba-env/bin/python" if name == "Cleanba" else sys.executable
+    words = [name.lower(), task, updates or TASKS[task].updates, TASKS[task].steps, folder]
+    variables = os.environ | {"PYTHONPATH": str(folder / "packages")} | variables
+    return contender.Contender(python, peer_programs.__file__, *words, cwd=folder, env=variables)
 
 
-class Peer:
-    """A program of another codebase, which starts at the first call.
-
-    Attributes:
-      steps: agent steps of a call, by default of the task's updates.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        task: str,
-        folder: pathlib.Path,
-        updates: int | None = None,
-        variables: Mapping[str, str] = types.MappingProxyType({}),  # environment variables
-    ):
-        updates = updates or TASKS[task].updates
-        self.steps = updates * TASKS[task].steps
-        python = folder / "cleanba-env/bin/python" if name == "Cleanba" else sys.executable
-        words = [python, peer_programs.__file__, name.lower(), task, updates, folder]
-        self._log = folder / f"{name.lower()}-{task}.log"
-        self._start: Callable[..., subprocess.Popen[str]] = functools.partial(
-            subprocess.Popen,
-            [*map(str, words)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(folder / "packages"), **variables},
-            start_new_session=True,
-        )
-        self._process: subprocess.Popen[str] | None = None
-
-    def __call__(self) -> float:
-        """Returns agent steps per second."""
-        if self._process is None:
-            with self._log.open("w") as log:
-                self._process = self._start(stderr=log)
-        assert self._process.stdin and self._process.stdout
-        with contextlib.suppress(BrokenPipeError):
-            print(file=self._process.stdin, flush=True)
-        seconds = self._process.stdout.readline()
-        if not seconds:
-            last = self._log.read_text().strip().splitlines() or ["no output"]
-            raise errors.RunFailure(f"{last[-1]} ({self._log})")
-        return self.steps / float(seconds)
-
-    def memory(self) -> int:
-        """Returns the peak of resident bytes."""
-        assert self._process is not None
-        return contender.peak_memory(self._process.pid)
-
-    def close(self) -> None:
-        """Ends the process."""
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.communicate()
-
-
-def _ours(name: str, devices: int = 1) -> measure.Stepper:
+def ours(name: str, devices: int) -> measure.Stepper:
+    """Measures this project at a task of `TASKS`."""
     jax.config.update("jax_num_cpu_devices", devices)
-    task = TASKS[name]
-    if name == "pong":
-        bindings = ["IMPALA.num_minibatches = 4", "IMPALA.optimizer = 'rmsprop'"]
-        runner = measure.build(["gin/experiments/pong_impala.gin"], bindings).runner
-    else:
-        _, num_envs, minibatches, activation = peer_programs.PPO[name]
-        environment = ppo_speed.ENVIRONMENTS[name.partition("_")[0]]()
-        encoder = encoders.MLP((64, 64), activation)
-        network = functools.partial(networks.actor_critic, encoder=encoder)
-        agent = ppo.PPO(environment.spec, network=network, num_minibatches=minibatches)
-        runner = anakin.Anakin(agent, environment, num_envs, rollout_length=128)
-    return measure.Stepper(runner, task.updates, task.lead_in)
+    task, runner = TASKS[name], build(name)
+    updates = task.updates * task.steps // runner.steps_per_update
+    return measure.Stepper(runner, updates, task.lead_in)
 
 
-def benchmark(folder: pathlib.Path, repeats: int) -> records.Result:
-    """Measures this project and its peers in turn.
+def build(name: str) -> runner_lib.Runner:
+    """Returns the runner of a task of `TASKS`."""
+    if name in _EXPERIMENTS:
+        file, *bindings = _EXPERIMENTS[name]
+        return measure.build([file], bindings).runner
+    _, num_envs, minibatches, activation = peer_programs.PPO[name]
+    environment = ppo_speed.ENVIRONMENTS[name.partition("_")[0]]()
+    encoder = encoders.MLP((64, 64), activation)
+    network = functools.partial(networks.actor_critic, encoder=encoder)
+    agent = ppo.PPO(environment.spec, network=network, num_minibatches=minibatches)
+    return anakin.Anakin(agent, environment, num_envs, rollout_length=128)
+
+
+def benchmark(folder: pathlib.Path, repeats: int, names: Sequence[str] = ()) -> records.Result:
+    """Measures this project and its peers in turn, at the named tasks, or at PPO and IMPALA.
 
     Raises:
       errors.UserError: `scripts/prepare_peers.sh` has not made the folder.
       errors.RunFailure: a peer fails.
     """
     folder = folder.resolve()
-    if not (folder / "cleanba-env").is_dir():
+    if not all((folder / name).is_dir() for name in ("cleanba-env", "pgx")):
         raise errors.UserError(f"no peers in '{folder}': run scripts/prepare_peers.sh {folder}")
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # processes share a device
     rows: list[records.Row] = []
-    makers, last = {"this project": _ours}, "breakout_8192"
+    devices, last = {"this project": 1}, "breakout_8192"
     if jax.default_backend() == "cpu":  # Cleanba's packages support nothing else
         # With a device for each core, no operation waits for the threads of another core.
-        makers["this project, 2 CPU devices"] = functools.partial(_ours, devices=2)
+        devices["this project, 2 CPU devices"] = 2
         last = "pong"
-    tasks = {name: TASKS[name] for name in ("cartpole", "breakout", last)}
+    tasks = {name: TASKS[name] for name in names or ("cartpole", "breakout", last)}
     for name, task in tasks.items():
         with contextlib.ExitStack() as stack:
-            ours = stack.enter_context(contender.together(makers, name))
-            programs: dict[str, Any] = {**ours}
-            turns = {
-                key: _Turns(program, task.steps, 2 * task.updates) for key, program in ours.items()
+            programs = {
+                **{key: contender.Contender.of(ours, name, n) for key, n in devices.items()},
+                **{peer: start(peer, name, folder) for peer in task.peers},
             }
-            for peer in task.peers:
-                programs[peer] = Peer(peer, name, folder)
-                stack.callback(programs[peer].close)
-                turns[peer] = _Turns(programs[peer], task.steps, task.updates)
-            rates = measure.take_turns(turns, repeats)
-            for program, values in rates.items():
-                case = {"work": task.name, "program": program}
+            for program in programs.values():
+                stack.callback(program.close)
+            rates = measure.take_turns(programs, repeats)
+            for key, values in rates.items():
+                case = {"work": task.name, "program": key}
                 rows.append(measure.speed(values, **case))
-                memory = programs[program].memory()
-                rows.append(records.row("peak memory", "bytes", memory, **case))
-                start = turns[program].start(task.lead_in)
-                rows.append(records.row("start to first update", "s", start, **case))
-            pairs = itertools.product(ours, task.peers)
+                rows.append(records.row("peak memory", "bytes", programs[key].memory(), **case))
+            pairs = itertools.product(devices, task.peers)
             rows += [measure.ratio(rates, *pair, work=task.name) for pair in pairs]
-    commits = {name: _commit(folder / name) for name in ("purejaxrl", "cleanba")}
+    measured = dict.fromkeys(peer for task in tasks.values() for peer in task.peers)
     return records.Result(
         "Training speed of this project and of others at equal work, measured alternately, each in "
-        "its own process. The time from its start to the end of the first update includes imports "
-        "and compilation.",
+        "its own process.",
         tuple(rows),
         (
             *(f"{task.about}; {task.updates} updates a turn" for task in tasks.values()),
-            f"PureJaxRL {commits['purejaxrl']}, and rejax 0.1.3, with gymnax 0.0.9 and the other "
-            f"packages of this project; Cleanba {commits['cleanba']} with jax 0.4.13 and "
-            "EnvPool 0.8.4",
+            *(_PEERS[peer].format(_commit(folder / peer.lower())) for peer in measured),
         ),
     )
 
 
 def _commit(folder: pathlib.Path) -> str:
+    """Returns the commit of a checkout; "" of a package."""
     command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

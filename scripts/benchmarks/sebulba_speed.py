@@ -21,21 +21,12 @@ from podracers.scripts.benchmarks import contender, measure, records
 from podracers.training import experiment
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """Size of a measurement."""
+def _build(bindings: Sequence[str]) -> experiment.Parts:
+    return measure.build(["gin/experiments/pong_impala.gin"], bindings)
 
-    updates: int  # updates a turn
-    env_steps: int  # steps of each environment in a turn of the simulators alone
-    bindings: Sequence[str] = ()  # gin bindings that override the experiment's
 
-    def build(self) -> experiment.Parts:
-        """Returns the parts of the experiment."""
-        return measure.build(["gin/experiments/pong_impala.gin"], self.bindings)
-
-    def stepper(self, runner: Any = None) -> measure.Stepper:
-        """Returns the measurement of a runner; None for the experiment's runner."""
-        return measure.Stepper(runner or self.build().runner, self.updates, measure.LEAD_IN)
+def _stepper(runner: Any, updates: int) -> measure.Stepper:
+    return measure.Stepper(runner, updates, measure.LEAD_IN)
 
 
 class _SmallEncoder(nn.Module):
@@ -61,12 +52,15 @@ class NotLearning:
         return state, {}
 
 
-class _RawPools:
-    """The simulators alone, in the batches and with the threads that Sebulba gives them."""
+class RawPools:
+    """The simulators alone, in the batches and with the threads that Sebulba gives them.
 
-    def __init__(self, setting: Setting):
-        parts = setting.build()
-        runner, self._steps = parts.runner, setting.env_steps
+    A measurement takes `steps` steps of each environment.
+    """
+
+    def __init__(self, bindings: Sequence[str], steps: int):
+        parts = _build(bindings)
+        runner, self._steps = parts.runner, steps
         assert isinstance(runner, sebulba.Sebulba)
         assert isinstance(parts.environment, envpool.EnvPool)
         batches = len(runner.placement.actors) * runner.num_batches
@@ -92,30 +86,37 @@ class _RawPools:
         return self._steps * self._num_envs / (time.perf_counter() - start)
 
 
-def _actors(setting: Setting) -> measure.Stepper:
-    parts = setting.build()
-    return setting.stepper(dataclasses.replace(parts.runner, agent=NotLearning(parts.agent)))
+def actors(bindings: Sequence[str], updates: int) -> measure.Stepper:
+    """Measures actors, with an empty update."""
+    parts = _build(bindings)
+    return _stepper(dataclasses.replace(parts.runner, agent=NotLearning(parts.agent)), updates)
 
 
-def _small_network(setting: Setting) -> measure.Stepper:
-    parts = setting.build()
+def whole(bindings: Sequence[str], updates: int) -> measure.Stepper:
+    """Measures the experiment."""
+    return _stepper(_build(bindings).runner, updates)
+
+
+def _small_network(bindings: Sequence[str], updates: int) -> measure.Stepper:
+    parts = _build(bindings)
     encoder = _SmallEncoder()
     network = functools.partial(networks.actor_critic, encoder=encoder, separate_critic=False)
     agent = dataclasses.replace(parts.agent, network=network)
-    return setting.stepper(dataclasses.replace(parts.runner, agent=agent))
+    return _stepper(dataclasses.replace(parts.runner, agent=agent), updates)
 
 
 def benchmark_learning(repeats: int, bindings: Sequence[str]) -> records.Result:
     """Compares Sebulba with its parts, each in its own process."""
-    makers = {
-        "EnvPool alone": _RawPools,
-        "actors alone": _actors,
-        "Sebulba": Setting.stepper,
-    }
-    setting = Setting(6, 250, bindings)
     # Built in this process first: errors in bindings are reported once, before any process starts.
-    runner = setting.build().runner
-    with contender.together(makers, setting) as contenders:
+    runner = _build(bindings).runner
+    contenders = {
+        "EnvPool alone": contender.Contender.of(RawPools, bindings, 250),
+        "actors alone": contender.Contender.of(actors, bindings, 6),
+        "Sebulba": contender.Contender.of(whole, bindings, 6),
+    }
+    with contextlib.ExitStack() as stack:
+        for program in contenders.values():
+            stack.callback(program.close)
         rates = measure.take_turns(contenders, repeats)
         memory = contenders["Sebulba"].memory()
     return records.Result(
@@ -131,14 +132,14 @@ def benchmark_learning(repeats: int, bindings: Sequence[str]) -> records.Result:
 
 
 def benchmark_environments(repeats: int, bindings: Sequence[str]) -> records.Result:
-    """Compares Sebulba with a negligible network to the simulators' own rate, in this process.
+    """Measures Sebulba's share of EnvPool's rate, with a negligible network.
 
-    Only one process can use some devices.
+    Programs run in this process: only one can use some devices.
     """
-    runner = Setting(1, 1, bindings).build().runner
-    setting = Setting(max(4, 960 // runner.num_envs), max(4, 19_200 // runner.num_envs), bindings)
-    with contextlib.closing(_small_network(setting)) as small:
-        turns = {"EnvPool alone": _RawPools(setting), "small network": small}
+    runner = _build(bindings).runner
+    pools = RawPools(bindings, max(4, 19_200 // runner.num_envs))
+    with contextlib.closing(_small_network(bindings, max(4, 960 // runner.num_envs))) as network:
+        turns = {"EnvPool alone": pools, "small network": network}
         rates = measure.take_turns(turns, repeats)
     return records.Result(
         "Sebulba's rate as a share of that of EnvPool's Pong alone, with a negligible network.",

@@ -1,7 +1,7 @@
 """Seconds from the start of a command to the end of its first update, beside other codebases."""
 
+import contextlib
 import functools
-import json
 import os
 import pathlib
 import subprocess
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from podracers import errors
-from podracers.scripts.benchmarks import measure, peers, records, start_program
+from podracers.scripts.benchmarks import measure, peers, records
 from podracers.training import gin_names
 
 _UPDATES = 8  # updates of a peer's one program; the time of the later ones is subtracted
@@ -24,38 +24,42 @@ _RUNS = {  # arguments of one update, by the name of the work in `peers`
 }
 _ONE_STEP = ("evaluation_max_steps = 1", "evaluation_episodes = 1", "log_period = 1")
 _TOTAL = "start to first update"
+_POLL = 0.01  # seconds
 
 
-def _ours(work: str, checkout: pathlib.Path, cache: str) -> dict[str, float]:
-    """Starts a run of a checkout; returns the seconds of its pieces and in total."""
+def _ours(work: str, checkout: pathlib.Path, cache: str) -> float:
+    """Starts a run of a checkout; returns the seconds until it has logged its first update."""
     file, bindings = _RUNS[work]
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--gin_file", file, "--run_dir", f"{folder}/run", "--gin_bindings", *bindings]
+        words = ["--gin_file", file, "--run_dir", folder, "--gin_bindings", *bindings]
         words += [f"Experiment.{binding}" for binding in _ONE_STEP]
-        program, out = start_program.__file__, f"{folder}/seconds.json"
-        run = subprocess.run(
-            [sys.executable, program, out, str(time.time()), *words],
+        log, first, start = pathlib.Path(folder, "metrics.jsonl"), None, time.perf_counter()
+        run = subprocess.Popen(
+            [sys.executable, "scripts/train.py", *words],
             env=os.environ | {"PYTHONPATH": str(checkout), "JAX_COMPILATION_CACHE_DIR": cache},
             cwd=checkout,
-            capture_output=True,
-            text=True,
-            check=False,
+            stdout=subprocess.DEVNULL,
         )
-        if run.returncode:
-            last = run.stderr.splitlines() or ["no output"]
-            raise errors.RunFailure(f"{checkout}: {last[-1]}")
-        return json.loads(pathlib.Path(out).read_text())
+        try:
+            while run.poll() is None:
+                if first is None and log.exists() and log.stat().st_size:
+                    first = time.perf_counter() - start
+                time.sleep(_POLL)
+        finally:
+            run.kill()
+            run.wait()
+        if run.returncode or first is None:
+            raise errors.RunFailure(f"scripts/train.py {' '.join(words)} failed in {checkout}")
+        return first
 
 
-def _peer(work: str, name: str, folder: pathlib.Path, cache: str) -> dict[str, float]:
+def _peer(work: str, name: str, folder: pathlib.Path, cache: str) -> float:
     """Starts a peer; returns the seconds to the end of its first update."""
-    peer = peers.Peer(name, work, folder, _UPDATES, {"JAX_COMPILATION_CACHE_DIR": cache})
+    peer = peers.start(name, work, folder, _UPDATES, JAX_COMPILATION_CACHE_DIR=cache)
     start = time.perf_counter()
-    try:
-        later = peer.steps / peer() * (1.0 - 1.0 / _UPDATES)
-        return {_TOTAL: time.perf_counter() - start - later}
-    finally:
-        peer.close()
+    with contextlib.closing(peer):
+        later = (_UPDATES - 1) * peers.TASKS[work].steps / peer()
+        return time.perf_counter() - start - later
 
 
 def benchmark(folder: pathlib.Path, repeats: int, checkout: pathlib.Path | None) -> records.Result:
@@ -69,31 +73,24 @@ def benchmark(folder: pathlib.Path, repeats: int, checkout: pathlib.Path | None)
     folder, rows = folder.resolve(), []
     for work in _RUNS:
         task = peers.TASKS[work]
-        starts: dict[str, Callable[[str], dict[str, float]]] = {
+        starts: dict[str, Callable[[str], float]] = {
             "this project": functools.partial(_ours, work, gin_names.ROOT)
         }
         if checkout is not None:
             starts["before"] = functools.partial(_ours, work, checkout.resolve())
         for name in task.peers if folder.is_dir() else ():
             starts[name] = functools.partial(_peer, work, name, folder)
-        turns: dict[tuple[str, str], list[dict[str, float]]] = {}
+        turns: dict[tuple[str, str], list[float]] = {}
         for _ in range(repeats + 1):
             for program, start in starts.items():
                 with tempfile.TemporaryDirectory() as cache:
                     for state in ("empty", "filled"):
                         turns.setdefault((program, state), []).append(start(cache))
-        for (program, state), (_, *results) in turns.items():
+        for (program, state), (_, *seconds) in turns.items():
             case = {"program": program, "work": task.name, "compilation cache": state}
-            rows.append(records.row(_TOTAL, "s", [result[_TOTAL] for result in results], **case))
-            others = {"piece": "", "work": task.name, "program": program, "cache": state}
-            for piece in [piece for piece in results[0] if piece != _TOTAL]:
-                values = [result.get(piece, 0.0) for result in results]
-                rows.append(records.row("pieces", "s", values, **others | {"piece": piece}))
+            rows.append(records.row(_TOTAL, "s", seconds, **case))
         for state in ("empty", "filled"):
-            totals = {
-                program: [result[_TOTAL] for result in turns[program, state][1:]]
-                for program in starts
-            }
+            totals = {program: turns[program, state][1:] for program in starts}
             for other in [program for program in starts if program != "this project"]:
                 case = {"work": task.name, "compilation cache": state}
                 rows.append(measure.ratio(totals, "this project", other, **case))
@@ -102,8 +99,7 @@ def benchmark(folder: pathlib.Path, repeats: int, checkout: pathlib.Path | None)
         tuple(rows),
         (
             "This project's is that of `podracers-train`, with its checks, a run directory and "
-            "checkpoints. Its pieces overlap: the update is compiled beside imports, and the "
-            "evaluations beside the first update",
+            "checkpoints, to the first line of its log",
             *(peers.TASKS[work].about for work in _RUNS),
         ),
     )

@@ -4,28 +4,21 @@ The TPU compiler is the package `libtpu`, in the version that jax's extra `tpu` 
 environment for CPU, it is installed into its own folder.
 """
 
-import collections
 import dataclasses
 import importlib.metadata
-import multiprocessing
 import os
 import pathlib
-import re
 import sysconfig
 from collections.abc import Iterator, Sequence
-from concurrent import futures
 from typing import Any
 
 import jax
 from jax.experimental import topologies
 
 from podracers import errors, parallel, runner, sebulba
-from podracers.scripts.benchmarks import measure, records
-from podracers.scripts.results import rows as results
-from podracers.scripts.tracing import costs
+from podracers.scripts.benchmarks import costs, measure, records
 from podracers.training import experiment
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _ATARI = "gin/experiments/pong_ppo.gin"
 # Files of each agent under Sebulba, on Atari's frames; no simulator is stepped.
 EXPERIMENTS = {
@@ -45,18 +38,8 @@ _BINDINGS = {
 }
 # Agents with a preset for large batches under Anakin, by the number of chips.
 _LARGE_BATCH = {"ppo": "large_batch_{}", "impala": "large_batch_{}", "dqn": "large_batch_dqn"}
-_PUBLISHED_STEPS = 50_000_000  # agent steps of an Atari run: 200M frames
 # Preset and topology by number of chips.
 _HARDWARE = {1: ("colab_tpu", "v5e:2x2"), 4: ("v4_8", "v5e:2x2"), 8: ("v5e_8", "v5e:2x4")}
-_STACK = ("Stack", "Stack.num_layers = 2")
-_WINDOW = ("Attention.size = 64", "Attention.window = 64")
-# Class of each recurrent core, and its bindings.
-_CORES = {
-    **{name: (name, f"cores.{name}.size = 64") for name in ("LSTM", "GRU", "MinGRU", "LRU")},
-    "2 x MinGRU": (*_STACK, "Stack.core = @cores.MinGRU()", "MinGRU.size = 64"),
-    "Attention": ("Attention", *_WINDOW),
-    "2 x Attention": (*_STACK, "Stack.core = @cores.Attention()", *_WINDOW),
-}
 # Hz. A v5e has 197e12 operations a second in bfloat16, in four units of 128 x 128 multiplications
 # and additions (https://cloud.google.com/tpu/docs/v5e).
 _CLOCK = 1.5e9
@@ -71,21 +54,17 @@ _ALONE = {
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """Costs of one compiled program; zero if it does not compile."""
+    """Costs of one compiled program."""
 
-    arguments: int = 0  # bytes
-    temporaries: int = 0  # bytes
-    cycles: float = 0.0  # cycles an execution
-    learning: float = 0.0  # cycles of the part that learns
-    loops: tuple[costs.Loop, ...] = ()  # their number of passes depends on data; one is counted
-    failure: str = ""  # reason why it does not compile
+    arguments: int  # bytes
+    temporaries: int  # bytes
+    cycles: float  # cycles an execution
+    learning: float  # cycles of the part that learns
+    loops: Sequence[costs.Loop]  # their number of passes depends on data; one is counted
 
 
-def benchmark_agent(
-    agent: str,
-    counts: Sequence[int] = (1,),
-    bindings: Sequence[str] = (),
-    folder: pathlib.Path | None = None,
+def benchmark(
+    agent: str, counts: Sequence[int], bindings: Sequence[str], folder: pathlib.Path | None
 ) -> records.Result:
     """Compiles the programs of an agent of `EXPERIMENTS` under both runners.
 
@@ -113,16 +92,17 @@ def benchmark_agent(
             settings = experiment.load(files, [*needed, *bindings])
             name = f"{agent}, {kind}" + (f", {count} chips" if count > 1 else "")
             notes.append(f"{name}: {', '.join([*files, *needed])}")
-            parts = settings.build()
-            with parallel.compiling_for(devices):
-                programs = _compile_all(parts, settings.seed)
-                rows += _rows(name, parts.runner, programs)
+            parts, programs = settings.build(), {}
+            try:
+                with parallel.compiling_for(devices):
+                    programs = _compile_all(parts, settings.seed)
+                    rows += _rows(name, parts.runner, programs)
+            except jax.errors.JaxRuntimeError as error:  # such as a lack of memory
+                notes.append(f"{name} does not compile: {errors.first_line(error)}")
             for part, program in programs.items():
-                remarks = [f"does not compile: {program.failure}"] if program.failure else []
                 for cycles, operation in program.loops:
                     cost = f"takes {records.short(cycles)} cycles"
-                    remarks.append(f"a pass of the loop `{operation}` {cost}")
-                notes += [f"{name}, {part}: {remark}" for remark in remarks]
+                    notes.append(f"{name}, {part}: a pass of the loop `{operation}` {cost}")
     return records.Result(
         "The TPU compiler's estimates for chips of a v5e of 1.5 GHz, with the presets of "
         f"gin/hardware: compiled by libtpu {version}, not run. The host, simulators, copies beside "
@@ -131,135 +111,6 @@ def benchmark_agent(
         tuple(rows),
         tuple(notes),
         group="tpu",
-    )
-
-
-def benchmark_costs(
-    counts: Sequence[int], price: float, date: str, folder: pathlib.Path | None = None
-) -> records.Result:
-    """Estimates the cost of a run of each experiment, from its number of agent steps and its speed.
-
-    These are all experiments of JAX environments in gin/experiments, at their `TOTAL_STEPS`, and
-    agents on Atari's frames (`EXPERIMENTS`), at the 200M frames that papers train for. `price` is
-    dollars for a chip-hour.
-
-    Raises:
-      errors.UserError: there is no compiler, or no preset for a number of chips.
-    """
-    version, rows, notes = find_compiler(folder), [], []
-    steps = f"TOTAL_STEPS = {_PUBLISHED_STEPS}"
-    cases: dict[str, tuple[Sequence[str], Sequence[str]]] = {
-        f"{agent} on Atari": (files, (*_BINDINGS.get(agent, ()), steps))
-        for agent, files in EXPERIMENTS.items()
-        if files
-    }
-    for path in sorted(_ROOT.glob("gin/experiments/*.gin")):
-        if not path.stem.endswith("_rule"):  # they require a learnt rule
-            cases[path.stem] = ((str(path),), ())
-    for name, (files, bindings) in cases.items():
-        for count in counts:
-            case = {"experiment": name, "chips": count}
-            # The compiler may crash, and then takes its process with it.
-            with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                try:
-                    estimate = pool.submit(_speed_and_time, files, bindings, count, folder).result()
-                except (errors.UserError, futures.process.BrokenProcessPool) as error:
-                    notes.append(f"{name}, {count} chips: {errors.first_line(error)}")
-                    continue
-            if estimate:
-                speed, hours = estimate[0], estimate[1] / 3600.0
-                rows.append(records.row("estimated speed", "agent steps/s", speed, **case))
-                rows.append(records.row("a run", "minutes", 60.0 * hours, **case))
-                rows.append(records.row("a run", "dollars", hours * count * price, **case))
-                print(f"{name}, {count} chips: {records.short(60.0 * hours)} minutes", flush=True)
-        rows += _measured(name)
-    return records.Result(
-        f"What a run costs at {price:g} dollars a chip-hour ({date}), as estimated for chips of a "
-        f"v5e by libtpu {version}. The host, simulators, transfers, compilation, evaluations and "
-        "sums over devices are left out, so these are lower bounds: on Atari, hosts have to step "
-        "simulators at the speed of the first table. Runs on Atari have 200M frames, for which "
-        "Hessel et al. 2021 (https://arxiv.org/abs/2104.06272) state an hour and less than 3 "
-        "dollars, with V-trace on a v3-8; the others have their own TOTAL_STEPS, with the number "
-        "of environments of the preset. Measured speeds are medians over the recorded seeds of the "
-        "experiment's own number of environments, without compilation, with evaluations, and often "
-        "beside other work.",
-        tuple(rows),
-        tuple(notes),
-    )
-
-
-def _measured(experiment: str) -> Iterator[records.Row]:
-    """Yields the speed of an experiment's recorded runs under Anakin, one row for each machine."""
-    speeds = collections.defaultdict(list)
-    row = results.read(results.PATH).get(f"{experiment}-anakin")
-    for run in row.runs if row else ():
-        if len(run.curve) > 1:
-            (first, start, _), *_, (last, end, _) = run.curve
-            speeds[run.hardware].append((last - first) / (end - start))
-    for machine, values in speeds.items():
-        case = {"experiment": experiment, "machine": machine}
-        yield records.row("measured speed", "agent steps/s", values, **case)
-
-
-def _speed_and_time(
-    files: Sequence[str], bindings: Sequence[str], count: int, folder: pathlib.Path | None
-) -> tuple[float, float] | None:
-    """Returns the speed of a run, agent steps/s, and its time, s.
-
-    Returns None where the host sets the speed: experiments under Sebulba without bindings.
-
-    Raises:
-      errors.UserError: the experiment requires more bindings, or a program does not compile.
-    """
-    find_compiler(folder)
-    preset, devices = hardware(count)
-    settings = experiment.load([*files, preset], bindings)
-    parts = settings.build()
-    of = parts.runner
-    if isinstance(of, sebulba.Sebulba) and not bindings:
-        return None
-    with parallel.compiling_for(devices):
-        programs = _compile_all(parts, settings.seed)
-        cycles = _update_cycles(of, programs)
-    if failed := [x.failure for x in programs.values() if x.failure]:
-        raise errors.UserError(f"does not compile: {failed[0]}")
-    speed = of.steps_per_update * _CLOCK / cycles
-    return speed, int(settings.total_steps) / speed
-
-
-def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records.Result:
-    """Measures PPO with each recurrent core by rollout length, on this machine and estimated.
-
-    Raises:
-      errors.UserError: there is no compiler.
-    """
-    version, rows = find_compiler(folder), []
-    _, devices = hardware(1)
-    for length in (20, 80, 320):
-        turns = {}
-        for core, (kind, *options) in _CORES.items():
-            bindings = [f"actor_critic.core = @cores.{kind}()", *options]
-            bindings.append(f"ROLLOUT_LENGTH = {length}")
-            of, estimated = (
-                measure.build(["gin/experiments/memory_ppo.gin"], bindings) for _ in range(2)
-            )
-            with parallel.compiling_for(devices):
-                update = _compile_all(estimated, 0)["update"]
-            if update.failure:
-                raise errors.UserError(f"{core}, {length} steps: {update.failure}")
-            case = {"core": core, "steps": length}
-            rows.append(
-                records.row("learning of an update, v5e", "cycles", update.learning, **case)
-            )
-            rows.append(records.row("an update, v5e", "cycles", update.cycles, **case))
-            turns[core] = measure.Stepper(of.runner, updates=max(1, 160 // length))
-        for core, rates in measure.take_turns(turns, repeats).items():
-            rows.append(measure.speed(rates, core=core, steps=length))
-    return records.Result(
-        "PPO on the cue task (memory_ppo.gin: 32 environments, 64 units, 16 gradient steps an "
-        "update; attention to 64 steps), by the steps of a rollout. Speed is that of this machine; "
-        f"cycles are estimated for a chip of a v5e by libtpu {version}.",
-        tuple(rows),
     )
 
 
@@ -317,15 +168,12 @@ def _rows(name: str, of: runner.Runner, programs: dict[str, _Program]) -> Iterat
         step = of.num_batches * programs["act"].cycles
     else:
         step = (update - programs["update"].learning) / of.rollout_length
-    if not any(program.failure for program in programs.values()):
-        rate = of.steps_per_update * of.population * _CLOCK / update
-        yield records.row("estimated speed", "agent steps/s", rate, experiment=name)
-        yield records.row("an update", "cycles", update, experiment=name)
-    if step:
-        yield records.row("a step of all streams", "cycles", step, experiment=name)
+    rate = of.steps_per_update * of.population * _CLOCK / update
+    yield records.row("estimated speed", "agent steps/s", rate, experiment=name)
+    yield records.row("an update", "cycles", update, experiment=name)
+    yield records.row("a step of all streams", "cycles", step, experiment=name)
     for part in ("update", "learn", "act"):
-        program = programs.get(part)
-        if program and not program.failure:
+        if program := programs.get(part):
             line = f"{name}, {part}" if part == "act" else name
             yield records.row("arguments", "bytes", program.arguments, experiment=line)
             yield records.row("temporaries", "bytes", program.temporaries, experiment=line)
@@ -345,14 +193,7 @@ def _update_cycles(of: runner.Runner, programs: dict[str, _Program]) -> float:
 
 
 def _compile(traced: jax.stages.Traced, gradient_steps: float) -> _Program:
-    try:
-        compiled = traced.lower().compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        pattern = r"temporaries \(\S+\) exceeds available HBM \(\S+\)|Used \S+ of \S+ \w+"
-        match = re.search(pattern, str(error))
-        return _Program(failure=match[0] if match else errors.first_line(error))
+    compiled = traced.lower().compile()
     memory: Any = compiled.memory_analysis()
     estimate = costs.Costs(compiled.as_text() or "", gradient_steps)
     return _Program(
@@ -360,5 +201,5 @@ def _compile(traced: jax.stages.Traced, gradient_steps: float) -> _Program:
         temporaries=memory.temp_size_in_bytes,
         cycles=estimate.cycles,
         learning=sum(cycles for part, cycles in estimate.parts.items() if part.startswith("learn")),
-        loops=tuple(estimate.loops),
+        loops=estimate.loops,
     )

@@ -6,9 +6,7 @@ Runs are grouped by the parameters in their `config.gin`, not by the names of th
 """
 
 import collections
-import contextlib
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
@@ -16,10 +14,8 @@ from typing import Any
 import numpy as np
 
 from podracers import errors
-from podracers.commands import command_line
 from podracers.scripts.results import plotting
-from podracers.scripts.results import rows as results
-from podracers.training import config, experiment, loggers, run_directory
+from podracers.training import config, loggers, run_directory
 
 _ROLES = ("Experiment.agent", "Experiment.environment", "Experiment.runner")
 # Parameters without influence on learning (docs/architecture.md, "Determinism"). A member of a
@@ -52,14 +48,21 @@ class Run:
     @property
     def environment(self) -> str:
         """Name of the environment inside its wrappers."""
-        part = _environment(self.values)
-        names = (self.values.get(f"{part}.{name}") for name in _NAMES)
-        return next(filter(None, names), part)
+        names = (self.values.get(f"{self._part}.{name}") for name in _NAMES)
+        return next(filter(None, names), self._part)
 
     @property
     def task(self) -> frozenset[tuple[str, str]]:
-        """The environment inside its wrappers, and its bound parameters."""
-        return _task({name: self.values[name] for name in self.bound})
+        """Bound parameters of the environment inside its wrappers."""
+        names = (name for name in self.bound if name.startswith(f"{self._part}."))
+        return frozenset((name, str(self.values[name])) for name in names)
+
+    @property
+    def _part(self) -> str:
+        part = str(self.values["Experiment.environment"])
+        while f"{part}.environment" in self.values:
+            part = str(self.values[f"{part}.environment"]).removesuffix("()")
+        return part
 
     def has(self, part: str) -> bool:
         """Returns whether a part, such as `PPO`, belongs to the run."""
@@ -165,8 +168,7 @@ def panels(runs: Iterable[Run], metric: str) -> list[plotting.Panel]:
         raise errors.UserError(f"no run has logged '{metric}'")
     drawn = []
     for environment, members in by_environment.items():
-        curves, scales, rows = {}, {}, _rows(members)
-        known = levels(members) if metric.endswith("return") else {}
+        curves = {}
         for difference, group in _configurations(members):
             newest = sorted(group, key=lambda run: run.directory.config.stat().st_mtime_ns)
             seeds = {run.seed: points[run] for run in newest}
@@ -174,8 +176,6 @@ def panels(runs: Iterable[Run], metric: str) -> list[plotting.Panel]:
             rest = [f"{k} = {x}" for k, x in difference.items() if k not in ("agent", "runner")]
             label = ", ".join([agent, runner, *rest])
             curves[label] = list(seeds.values())
-            if "random policy" in known and (one := results.reference(agent, rows)) is not None:
-                scales[label] = known["random policy"], one
         # The legend has the other parameters that a resume changed.
         resumed = {x: run.values[x] for run in members for x in sorted(run.changed - IGNORED)}
         shared = [
@@ -184,54 +184,19 @@ def panels(runs: Iterable[Run], metric: str) -> list[plotting.Panel]:
             if all(run.values.get(name) == text for run in members)
         ]
         title = "; ".join([environment, *shared])
-        drawn.append(plotting.Panel(title, curves, known, scales))
+        known = levels(members) if metric.endswith("return") else {}
+        drawn.append(plotting.Panel(title, curves, known))
     return drawn
 
 
-def levels(runs: Iterable[Run]) -> dict[str, float]:
-    """Returns the returns that runs of one task are compared with, by label (`rows.levels`)."""
-    rows, agents = _rows(runs), {run.values[_ROLES[0]] for run in runs}
-    if len({run.task for run in runs}) > 1:
-        return {}
-    scale = results.levels([row for row in rows if row.agent.partition(",")[0] in agents] or rows)
+def levels(runs: Sequence[Run]) -> dict[str, float]:
+    """Returns the return of a random policy by label, if all runs have the same task."""
     directories = (run.directory for run in runs if run.directory.summary.is_file())
     random = [directory.read_summary().get("random_policy_return") for directory in directories]
     returns = [value for value in random if value is not None]
-    return scale | ({"random policy": float(np.mean(returns))} if returns else {})
-
-
-def _rows(runs: Iterable[Run]) -> list[results.Row]:
-    """Returns the recorded rows of the tasks of runs."""
-    tasks = {run.task for run in runs}
-    return [row for row, task in _recorded() if task in tasks]
-
-
-@functools.cache
-def _recorded() -> list[tuple[results.Row, frozenset[tuple[str, str]]]]:
-    """Returns the rows of docs/results.json that have runs, with their tasks."""
-    recorded = []
-    # A wheel has no results.
-    rows = results.read(results.PATH).values() if results.PATH.is_file() else ()
-    for row in (row for row in rows if row.runs):
-        files = [row.gin_file, command_line.runner_file(row.runner.lower())]
-        with contextlib.suppress(errors.UserError):  # a package of the environment is missing
-            text = experiment.load(files, row.gin_bindings).text()
-            recorded.append((row, _task(config.read(text, row.name).values)))
-    return recorded
-
-
-def _environment(values: Mapping[str, Any]) -> str:
-    """Returns the environment inside its wrappers."""
-    part = str(values["Experiment.environment"])
-    while f"{part}.environment" in values:
-        part = str(values[f"{part}.environment"]).removesuffix("()")
-    return part
-
-
-def _task(values: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
-    part = _environment(values)
-    parameters = ((name, str(x)) for name, x in values.items() if name.startswith(f"{part}."))
-    return frozenset([("", part), *parameters])
+    if not returns or len({run.task for run in runs}) > 1:
+        return {}
+    return {"random policy": float(np.mean(returns))}
 
 
 def curve(run: Run, metric: str) -> np.ndarray:

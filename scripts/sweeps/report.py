@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import optuna
 import optuna.visualization.matplotlib as pictures
+from matplotlib import ticker
 
 from podracers import errors
 from podracers.checkpoints import storage
@@ -70,7 +71,10 @@ def _draw(
         makers["importances.png"] = lambda: pictures.plot_param_importances(study, evaluator)
     for name, make in makers.items():
         figure = np.ravel(make())[0].figure
-        if len(figure.axes) == 1:  # long names of options are not cut
-            figure.set_layout_engine("tight")
+        figure.set_layout_engine("constrained")  # long names of options are not cut
+        for axis in (axes.xaxis for axes in figure.axes if axes.get_xscale() == "log"):
+            axis.set_major_locator(ticker.LogLocator(subs=(1.0, 3.0)))
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(ticker.NullFormatter())
         plotting.save(figure, folder / name)
     return [*makers]

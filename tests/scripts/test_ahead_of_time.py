@@ -2,9 +2,8 @@
 
 import json
 import os
-import shutil
-import sys
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +50,7 @@ metadata={op_name="jit(update)/learn/while"}
 
 @pytest.fixture(scope="module")
 def costs(tools):
-    return tools("tracing.costs").costs
+    return tools("benchmarks.costs").costs
 
 
 @pytest.mark.parametrize(
@@ -75,21 +74,13 @@ def test_passes_of_a_loop(costs, changes, passes, part):
     assert program.loops == ([(107, "learn/while")] if passes == 1 else [])
 
 
-@pytest.mark.parametrize(("limit", "passes"), [("constant(5)", 3), ("add(%n, %two)", 11)])
-def test_bytes_of_sums_over_devices(tools, limit, passes):
-    text = TEXT.replace("LIMIT_IS", limit).replace(" sine(", " all-reduce(")
-    assert tools("benchmarks.scale").scale.Messages(text, 11.0).cycles == passes * 8 * 4 * 4
-
-
 def test_kernels_of_a_loop_with_its_condition(costs):
     kernels = costs.Kernels(TEXT.replace("LIMIT_IS", "constant(5)"), 1.0)  # three passes
     assert kernels.parts == {"learn/gradient": 6, "learn": 6}
-    # The counter, which is known only by `known_induction_variable`, is an addition.
-    assert kernels.kinds == {"loop": 3, "unfused": 6, "copy": 3}
 
 
-def test_kernels_of_a_program_counted_by_hand(tools, monkeypatch, tmp_path):
-    modules = tools("benchmarks.kernels", "benchmarks.records")
+def test_kernels_of_a_program_counted_by_hand(tools, monkeypatch):
+    modules = tools("benchmarks.kernels")
 
     def program(x):
         def inner(_, x):
@@ -107,17 +98,11 @@ def test_kernels_of_a_program_counted_by_hand(tools, monkeypatch, tmp_path):
     runner.trace = lambda seed: jax.jit(program).trace(jnp.ones((64, 64)))
     monkeypatch.setattr(modules.kernels, "_EXPERIMENTS", {})
     monkeypatch.setattr(modules.kernels, "_runner", lambda agent: runner)
-    file = tmp_path / "earlier.json"
-    result = modules.kernels.benchmark(None, None, None)
+    result = modules.kernels.benchmark(None, None)
     counts = {tuple(row.case.values())[1]: row.median for row in result.rows}
     assert counts["acting"] == 3 * 5 * 2
     assert counts["environment"] == 3 * 2  # a product, and XLA's copy of what the loop carries
-    assert (counts["sort"], counts["fusion"], counts["product"]) == (15, 15, 3)
-    assert counts["loop"] == 15 + 3  # counters; both numbers of passes are known
     assert counts["all"] == sum(counts[name] for name in ("acting", "environment", "rest"))
-    modules.records.Record("", {"kernels": result}, {"commit": "abc"}).write(file)
-    both = modules.kernels.benchmark(None, None, file).rows
-    assert [row.measure for row in both[:2]] == ["an update compiled for the CPU, at abc"] * 2
 
 
 def test_of_two_branches_the_costlier_counts(costs):
@@ -155,19 +140,18 @@ def test_unknown_numbers_of_passes_are_those_of_gradient_steps(tools, monkeypatc
     assert modules.tpu_estimates._compile_all(parts, 0) == {"update": expected}
 
 
-def test_measured_speeds_stand_beside_estimates(tools, monkeypatch, tmp_path):
-    modules = tools("benchmarks.tpu_estimates", "results.rows")
-    run = {"seed": 0, "final_return": 1.0, "agent_steps": 900, "episodes": 1, "random_policy": 0.0}
-    run |= {"date": "2026-11-27", "hardware": "A", "jax": "0"}
-    runs = [run | {"curve": [[100, 50.0, 0.0], [900, end, 1.0]]} for end in (54.0, 58.0, 66.0)]
-    runs += [run | {"hardware": "B", "curve": [[100, 5.0, 0.0], [900, 15.0, 1.0]]}, run]
-    row = {"experiment": "snake_ppo", "runner": "Anakin", "agent": "PPO", "environment": "Snake"}
-    path = tmp_path / "results.json"
-    rows = (row, row | {"variant": "large"}, row | {"runner": "Sebulba"})
-    path.write_text(json.dumps([row | {"runs": runs} for row in rows]))
-    monkeypatch.setattr(modules.rows, "PATH", path)
-    speeds = modules.tpu_estimates._measured("snake_ppo")
-    assert [(x.case["machine"], x.median) for x in speeds] == [("A", 100.0), ("B", 80.0)]
+def test_estimates_go_on_after_a_program_that_does_not_fit_the_memory(tools, monkeypatch):
+    tpu = tools("benchmarks.tpu_estimates").tpu_estimates
+    error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: used 20G of 15.75G hbm.\nAllocations")
+    programs = {"update": tpu._Program(1, 2, 30.0, 20.0, ())}
+    monkeypatch.setattr(tpu, "find_compiler", lambda folder: "0")
+    preset = "gin/hardware/colab_tpu.gin"
+    monkeypatch.setattr(tpu, "hardware", lambda count: (preset, jax.devices()[:count]))
+    monkeypatch.setattr(tpu, "_compile_all", mock.Mock(side_effect=[error, programs]))
+    result = tpu.benchmark("alphazero", (1, 4), (), None)
+    assert {row.case["experiment"] for row in result.rows} == {"alphazero, Anakin, 4 chips"}
+    expected = "alphazero, Anakin does not compile: RESOURCE_EXHAUSTED: used 20G of 15.75G hbm."
+    assert result.notes[1] == expected
 
 
 @pytest.mark.slow
@@ -176,7 +160,6 @@ def test_programs_are_compiled_for_tpus(tmp_path):
     started = processes.start("benchmark", "tpu_dqn", "--json", file, *FOLDER)
     _compiler(processes.finish(started, None, 1200.0))
     record = json.loads(file.read_text())["results"]["tpu_dqn"]
-    assert not any("does not compile" in note for note in record["notes"])
     rows = {(row["measure"], row["case"]["experiment"]): row["median"] for row in record["rows"]}
     for name in ("dqn, Anakin", "dqn, Sebulba"):
         assert 1e3 < rows["estimated speed", name] < 1e9
@@ -184,35 +167,3 @@ def test_programs_are_compiled_for_tpus(tmp_path):
     # The replay of frames fits on one chip at its shipped size.
     memory = rows["arguments", "dqn, Sebulba"] + rows["temporaries", "dqn, Sebulba"]
     assert 1e9 < memory < 15.75 * 2**30
-
-
-COSTS = """
-import json, pathlib, sys
-from podracers.scripts.benchmarks import tpu_estimates
-if __name__ == "__main__":
-    folder = pathlib.Path(sys.argv[2]) if sys.argv[2:] else None
-    tpu_estimates.EXPERIMENTS = {}
-    tpu_estimates._ROOT = pathlib.Path(sys.argv[1])
-    rows = tpu_estimates.benchmark_costs([1, 8], 2.0, "2026", folder).rows
-    print(json.dumps([[row.measure, row.unit, row.case, row.median] for row in rows]))
-"""
-
-
-@pytest.mark.slow
-def test_costs_of_a_run(tmp_path):
-    experiments = tmp_path / "gin/experiments"
-    experiments.mkdir(parents=True)
-    shutil.copy(processes.ROOT / "gin/experiments/catch_ppo.gin", experiments)
-    program = tmp_path / "costs.py"
-    program.write_text(COSTS)
-    command = [sys.executable, program, tmp_path, *FOLDER[1:]]
-    environment = {"PYTHONPATH": str(processes.ROOT)}
-    result = processes.finish(processes.spawn(command, environment), None, 1200.0)
-    _compiler(result)
-    rows = json.loads(result.stdout.splitlines()[-1])
-    total = 500_000  # agent steps of catch_ppo.gin
-    for chips in (1, 8):
-        speed, minutes, dollars = (row[3] for row in rows if row[2].get("chips") == chips)
-        assert 1e5 < speed < 1e9
-        assert minutes == pytest.approx(total / speed / 60.0, 1e-4)  # six digits
-        assert dollars == pytest.approx(2.0 * chips * minutes / 60.0, 1e-4)

@@ -14,7 +14,6 @@ part whose results it reads, or to the part that calls its computation.
 import collections
 import functools
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 # Scopes that the runners open, and those inside them.
@@ -38,7 +37,6 @@ _LOOP = re.compile(r"condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _INDEX = re.compile(r"index=(\d+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_COUNTER = re.compile(r'"known_induction_variable":\{"tuple_index":"(\d+)"')
 _CONSTANT = re.compile(r"constant\((-?\d+)\)")
 # JAX writes transformations around a scope's name; a jitted function's name is no scope.
 _TRANSFORMED = re.compile(r"^(?:(?:vmap|jvp|transpose|checkpoint|remat)\()*(\w+)\)*$")
@@ -47,9 +45,6 @@ _ALIASES = ("copy", "bitcast", "copy-done", "copy-start")
 # These launch no kernel of their own.
 _FREE = ("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all")
 _FREE += ("partition-id", "replica-id", "opt-barrier", "add-dependency", "domain")
-_LIBRARY = re.compile(r'custom_call_target="[^"]*(?:blas|matmul|gemm|conv|dot)', re.IGNORECASE)
-_PRODUCTS = {"dot", "convolution"}
-_KINDS = ("fusion", "copy", "sort", "scatter", "gather", "custom-call")  # others are "unfused"
 
 
 class _Instruction(NamedTuple):
@@ -91,8 +86,7 @@ class Costs:
         self._part = functools.cache(self._part_of)
         self._count = functools.cache(self._total_of)
         self.loops: list[Loop] = []
-        self._totals = self._count(_ENTRY.findall(text)[0])
-        self.parts = _summed(self._totals, 0)
+        self.parts = dict(self._count(_ENTRY.findall(text)[0]))
         self.cycles = sum(self.parts.values())
 
     def _parse(self, text: str) -> None:
@@ -119,13 +113,13 @@ class Costs:
                 if opcode == "while":
                     self._loops |= dict.fromkeys(_LOOP.findall(line)[0], instruction)
 
-    def _cost(self, instruction: _Instruction) -> tuple[str, float]:
-        """Returns the kind of an instruction that runs no others, and its cost."""
+    def _cost(self, instruction: _Instruction) -> float:
+        """Returns the cost of an instruction that runs no others."""
         match = _CYCLES.search(instruction.text)
-        return "", float(match[1]) if match else 0.0
+        return float(match[1]) if match else 0.0
 
-    def _total_of(self, computation: str) -> dict[tuple[str, str], float]:
-        """Returns the costs of a computation by part and kind; of branches, the costliest one's."""
+    def _total_of(self, computation: str) -> dict[str, float]:
+        """Returns the costs of a computation by part; of branches, the costliest one's."""
         totals = collections.defaultdict(float)
         for name in self._computations[computation]:
             instruction, passes, runs = self._instructions[name], 1.0, []
@@ -137,10 +131,10 @@ class Costs:
             elif instruction.opcode in _RUNNING:
                 runs = map(self._count, instruction.called)
             else:
-                kind, cost = self._cost(instruction)
-                runs = [{(self._part(name), kind): cost}] if cost else []
-            for key, value in (pair for run in runs for pair in run.items()):
-                totals[key] += passes * value
+                cost = self._cost(instruction)
+                runs = [{self._part(name): cost}] if cost else []
+            for part, value in (pair for run in runs for pair in run.items()):
+                totals[part] += passes * value
         return totals
 
     def _passes(self, name: str) -> float:
@@ -155,7 +149,7 @@ class Costs:
             if (bound := self._constant(limit)) is not None:
                 return bound - (self._initial(counter) or 0)
         part = self._part(name)
-        if part.startswith("learn") and _GRADIENT in _summed(self._count(body), 0):
+        if part.startswith("learn") and _GRADIENT in self._count(body):
             return self._gradient_steps
         if part != _OTHER:  # not the loop over updates
             self.loops.append(Loop(sum(self._count(body).values()), _operation(instruction)))
@@ -210,42 +204,15 @@ class Costs:
 
 
 class Kernels(Costs):
-    """Kernels of a program; attributes are those of `Costs`, with kernels in place of cycles.
+    """Kernels of a program; attributes are those of `Costs`, with kernels in place of cycles."""
 
-    Attributes:
-      kinds: kernels by kind. "loop" is the overhead of loops: their counters, and the conditions of
-        those whose number of passes is unknown.
-    """
-
-    def __init__(self, text: str, gradient_steps: float):
-        super().__init__(text, gradient_steps)
-        self.kinds = _summed(self._totals, 1)
-
-    def _cost(self, instruction: _Instruction) -> tuple[str, float]:
-        opcode, name = instruction.opcode, instruction.computation
+    def _cost(self, instruction: _Instruction) -> float:
+        opcode = instruction.opcode
         if opcode in _FREE or opcode.endswith("-done"):
-            return "", 0.0
-        if loop := self._loops.get(name):
-            counter = _COUNTER.search(loop.text)
-            if _LOOP.findall(loop.text)[0][0] == name:  # the condition
-                return "loop", 0.0 if _TRIPS.search(loop.text) else 1.0
-            returned = self._instructions[self._computations[name][-1]].operands
-            if counter and returned[int(counter[1])] == instruction.name:
-                return "loop", 1.0
-        inside = [x for called in instruction.called for x in self._computations[called]]
-        opcodes = {opcode, *(self._instructions[x].opcode for x in inside)}
-        if opcodes & _PRODUCTS or _LIBRARY.search(instruction.text):
-            return "product", 1.0
-        kind = opcode.removesuffix("-start")
-        return kind if kind in _KINDS else "unfused", 1.0
-
-
-def _summed(totals: Mapping[tuple[str, str], float], axis: int) -> dict[str, float]:
-    """Returns totals by part (axis 0) or by kind (axis 1)."""
-    summed = collections.defaultdict(float)
-    for key, value in totals.items():
-        summed[key[axis]] += value
-    return dict(summed)
+            return 0.0
+        loop = self._loops.get(instruction.computation)
+        is_condition = loop and _LOOP.findall(loop.text)[0][0] == instruction.computation
+        return 0.0 if loop and is_condition and _TRIPS.search(loop.text) else 1.0
 
 
 def _operation(instruction: _Instruction) -> str:
