@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import functools
 import itertools
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -59,9 +60,10 @@ def main() -> int:
         wins, draws = (results == 1.0).sum(), (results == 0.5).sum()
         print(f"{first} - {second}: {wins} won, {draws} drawn, {results.size - wins - draws} lost")
     elo, interval = ratings(scores, options.seed)
-    print(table([*players], scores, elo, interval))
+    labels = _labels(players)
+    print(table(labels, scores, elo, interval))
     if options.out:
-        plotting.save(picture([*players], elo, interval, game.name), options.out)
+        plotting.save(picture(labels, elo, interval, game.name), options.out)
         print(options.out)
     return 0
 
@@ -95,6 +97,13 @@ def _player(name: str) -> opponents.Opponent:
     if step not in ("", "best") and not step.isdecimal():
         raise errors.UserError(f"{name}: expected {path}@best or {path}@STEP")
     return opponents.Run(path, int(step) if step.isdecimal() else None, step == "best")
+
+
+def _labels(players: dict[str, opponents.Opponent]) -> list[str]:
+    """Returns the players' names, those of runs without the folder of all of them."""
+    paths = {x: os.path.abspath(x) for x, y in players.items() if isinstance(y, opponents.Run)}
+    folder = os.path.commonpath([os.path.dirname(path) for path in paths.values()] or ["."])
+    return [os.path.relpath(paths[name], folder) if name in paths else name for name in players]
 
 
 def _game(options: argparse.Namespace, players: dict[str, opponents.Opponent]) -> pgx.Pgx:
@@ -214,7 +223,7 @@ def picture(
     error = np.abs(interval - elo)[:, order]
     axis.errorbar(elo[order], range(len(names)), xerr=error, fmt="o", color="#3478c8", capsize=3)
     axis.set_yticks(range(len(names)), [names[i] for i in order])
-    axis.set_title(f"{game}: Bradley-Terry ratings and 95% intervals", fontsize=9)
+    figure.suptitle(f"{game}: Bradley-Terry ratings and 95% intervals", fontsize=9)
     axis.set_xlabel("Elo")
     axis.grid(axis="x", color="#e4e6ea")
     axis.spines[["top", "right"]].set_visible(False)

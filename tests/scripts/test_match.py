@@ -34,10 +34,11 @@ def test_checkpoints_and_opponents_meet_in_both_seats(run_dir, run, tmp_path):
     name = f"{run_dir}@1024"
     result = run("match", name, "perfect", "--games", 20, "--out", tmp_path / "x.png")
     assert result.stderr == ""
-    games, _, first, *_ = result.stdout.splitlines()
+    games, _, first, second, *_ = result.stdout.splitlines()
     assert games.startswith(f"{name} - perfect: ")
     assert sum(int(word) for word in games.split() if word.isdigit()) == 20
     assert first.split()[:2] == ["1", "perfect"]
+    assert second.split()[:2] == ["2", "pqn@1024"]  # without the runs' folder
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
 
