@@ -73,8 +73,8 @@ def pytest_collection_finish():
 
 def pytest_runtest_teardown(item, nextitem):
     """Drops the compiled programs of earlier modules, which would fill the memory."""
-    params = [getattr(getattr(x, "callspec", None), "params", None) for x in (item, nextitem)]
-    if nextitem is None or (params[0] and params[0] == params[1]):
+    cases = [getattr(getattr(x, "callspec", None), "id", None) for x in (item, nextitem)]
+    if nextitem is None or (cases[0] and cases[0] == cases[1]):
         return  # tests of one case may count the traces of its fixture's programs
     most = _MOST_MEMORY if nextitem.path == item.path else _MEMORY
     if psutil.Process().memory_info().rss > most:
