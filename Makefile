@@ -5,7 +5,7 @@
 #   make test-all                     with the slow ones
 #   make check                        checks that take seconds
 #   make PYTHON=python3.12 install    choose the interpreter of a new .venv
-#   make accelerator                  measure this machine's device, in ten minutes
+#   make accelerator                  measure this machine's device
 #   make EXTRAS=cuda13 install        choose the accelerator: cuda13, cuda12, tpu; nothing for the CPU
 
 PYTHON ?= python3
@@ -65,7 +65,7 @@ help:
 	@echo "make test           the test suite: $(TEST_TIME)"
 	@echo "make test-all       with the slow tests, which make test-slow runs alone"
 	@echo "make test-learning  agents until they have learnt"
-	@echo "make accelerator    measure this machine's device, in ten minutes: runs/accelerator.json"
+	@echo "make accelerator    measure this machine's device: runs/accelerator.json"
 	@echo "make docs           the site: .cache/docs/html/index.html"
 	@echo "make lint | types | format | benchmark | linkcheck | dist | lock | slurm | clean"
 	@echo "Times are of two cores."

@@ -3,8 +3,7 @@
 Rates are warm, in agent steps per second, without compilation, printed as the median and range of
 several repeats. Programs are measured alternately, and ratios compare neighbours.
 
-`device` measures the accelerator of this machine in ten minutes. Exit code 1: an agent did not
-learn.
+`device` measures the accelerator of this machine. Exit code 1: an agent did not learn.
 """
 
 import argparse
