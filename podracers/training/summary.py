@@ -63,7 +63,7 @@ def _commit(root: pathlib.Path = _ROOT) -> str | None:
     if not (root / ".git").exists():  # an installed copy inside of a checkout has no commit
         return None
     name = _git(root, "describe", "--always", "--abbrev=40", "--exclude=*")
-    paths = (".", ":!docs/results.json")  # results that are recorded while others train
+    paths = (".", ":!docs", ":!README.md")  # recorded results change them while others train
     changes = _git(root, "status", "--porcelain", "--untracked-files=no", "--", *paths)
     if not name or changes is None:
         return None

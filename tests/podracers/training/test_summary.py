@@ -22,7 +22,8 @@ def _own(tmp_path, monkeypatch):
     """Imports a module of the user's from a checkout, which it yields, and one from elsewhere."""
     root = tmp_path / "mine"
     (root / "docs").mkdir(parents=True)
-    (root / "docs" / "results.json").write_text("[]")
+    for file in ("docs/results.json", "README.md"):
+        (root / file).write_text("[]")
     (root / "my_agent.py").write_text("")
     _git(root, "init", "--quiet")
     _git(root, "add", "-A")
@@ -38,7 +39,8 @@ def _own(tmp_path, monkeypatch):
 
 def test_provenance_has_the_commits_of_the_users_own_code(own):
     head = _git(own, "rev-parse", "HEAD")
-    (own / "docs" / "results.json").write_text("[1]")  # recorded results are no change
+    for file in ("docs/results.json", "README.md"):  # recorded results are no change
+        (own / file).write_text("[1]")
     found = summary.provenance()
     assert found["other_commits"] == {"my_agent": head}
     # Earlier tests may have imported others.
