@@ -71,12 +71,12 @@ class Configuration:
         for path in gin_files:
             self._parse_file(path)
         self._bound: Bindings = gin.config._CONFIG
-        self._given: Bindings = {}  # the command line binds them
-        gin.config._CONFIG = self._given
+        self._overrides: Bindings = {}  # the command line binds them
+        gin.config._CONFIG = self._overrides
         for binding in gin_bindings:
             _parse_binding(binding)
         gin.config._CONFIG = self._bound
-        for key, values in self._given.items():
+        for key, values in self._overrides.items():
             self._bound.setdefault(key, {}).update(values)
         if self._root not in self._bound:
             name = root.__name__
@@ -117,7 +117,7 @@ class Configuration:
             name = scope if selector == _MACRO else _scoped(scope, selector)
             unused = self._bound[key].keys() - self._used.get(key, ())
             refused = (
-                unused if name not in self._mentioned else unused & {*self._given.get(key, ())}
+                unused if name not in self._mentioned else unused & {*self._overrides.get(key, ())}
             )
             if refused:
                 parts = {selector for _, selector in self._operative} - {_MACRO}

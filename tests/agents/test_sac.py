@@ -311,11 +311,11 @@ def test_policy_and_temperature_pause_and_the_critics_do_not(policy_period, earl
     for step in range(5):
         gradient = optax.tree.full_like(params, 1.0 + step * step)
         updates, state = jax.device_get(update(gradient, state, params))
-        for index, (part, found) in enumerate(zip(gradient, updates, strict=True)):
+        for index, (part, update_of_part) in enumerate(zip(gradient, updates, strict=True)):
             expected = jax.tree.map(jnp.zeros_like, part)
             if index == 1 or step % policy_period == 0:
                 expected, expected_states[index] = other(part, expected_states[index])
-            streams.assert_close(found, expected, rtol=1e-6)
+            streams.assert_close(update_of_part, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("policy_period", [1, 2])
@@ -370,8 +370,8 @@ def test_stacks_are_shifted_as_one_and_time_steps_separately_unless_recurrent(re
     rollout = types.Rollout(timestep, np.zeros((2, BATCH), np.int32), (), state)
     sample = replay.Sample(rollout, None, np.ones(BATCH), keys)
     find = functools.partial(agent._observations, {}, shift_keys=jnp.stack([keys, keys[::-1]]))
-    found = np.asarray(jax.jit(find)(sample))  # [U + 1, N, ...]
-    shown = (found if recurrent else found[:, :, 4, 4]).astype(int)  # [U + 1, N, 2]
+    shifts = np.asarray(jax.jit(find)(sample))  # [U + 1, N, ...]
+    shown = (shifts if recurrent else shifts[:, :, 4, 4]).astype(int)  # [U + 1, N, 2]
     time = np.arange(len(shown))[:, None] + [-1, 0]  # of both frames of a stack
     numbers = (shown - 64 * (time[:, None] + (0 if recurrent else 1))) % 256
     assert set(numbers.ravel()) <= {

@@ -87,7 +87,7 @@ def test_restores_on_any_number_of_devices(saved, num_devices):
     step, state, metadata = reader.restore(template)
     assert (step, metadata) == (30, _metadata(30))
     _assert_equal(state, _make_state(value=30.0))
-    placed, expected = (jax.tree.map(lambda x: x.sharding, each) for each in (state, template))
+    placed, expected = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, template))
     assert placed == expected
 
 
