@@ -35,6 +35,11 @@ _MOVED = {
     "training import weights_and_biases as ": "training import loggers as ",
     "training import weights_and_biases": "training import loggers as weights_and_biases",
     "@cores.FeedForward()": "None",
+    "from agents import policy": "from agents.parts import actor_critic as policy",
+    "from agents import exploration": "from agents.parts import exploration",
+    "from agents import options": "from agents.parts import options",
+    "from agents import replay": "from agents.replay import replay",
+    "from agents import planning": "from agents.search import planning",
     "from agents import tree_search": "from agents.search import tree_search",
 }
 _MACRO, _CONSTANT = "gin.macro", "gin.constant"

@@ -214,7 +214,7 @@ def test_optimizers_go_on_after_their_counts_stop(transformation):
 
 
 MULTIPLIERS = {"log_temperature", "log_multipliers"}
-STATISTICS = {f"{popart.NAME}/{field}" for field in popart.Statistics._fields}
+STATISTICS = {f"{popart.NAME}/{field}" for field in popart.Moments._fields}
 
 
 @pytest.mark.parametrize(
