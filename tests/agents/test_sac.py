@@ -16,13 +16,13 @@ import optax
 import pytest
 from dm_env import specs
 
-from agents import sac
+from agents import networks, sac
 from agents.networks import cores, encoders
 from agents.networks import sac as sac_networks
 from agents.parts import inputs, optimization
 from agents.replay import replay
 from podracers import environment, errors, types
-from tests import streams
+from tests import contract, streams
 from tests.agents import experience
 
 BATCH = 16
@@ -236,6 +236,20 @@ def test_losses_and_gradients_equal_slow_ones(actions):
         sizes = np.mean(error, axis=0)[index::BATCH][kept[index::BATCH]]
         expected = 0.9 * sizes.max() + 0.1 * sizes.mean() if sizes.size else -1.0
         np.testing.assert_allclose(priority, expected, rtol=1e-4)
+
+
+def test_policy_and_critics_read_their_own_parts():
+    agent, _ = contract.AGENTS["sac_asymmetric"]()
+    net, params = agent.net, experience.moved(experience.zeros(agent).params, 0.5, seed=7)
+    seen, _ = net.observe({}, net.initial_core(1), networks.zero_timestep(agent.spec))
+
+    def read(output):
+        gradient = jax.grad(lambda x: jnp.sum(output(net.encode(params.critic, x))))(seen)
+        return [name for name, x in gradient.items() if np.any(x)]
+
+    action = jnp.zeros((1, 2))
+    assert read(lambda x: net.outputs(params.policy, x)) == ["state"]
+    assert read(lambda x: net.values(params.critic, x, action)) == ["privileged_state"]
 
 
 def test_continuous_actions_keep_their_bounds_and_their_units():

@@ -282,6 +282,9 @@ def test_a_stopped_population_resumes_as_if_nothing_had_happened(
     processes.assert_same_end(population[0].path, directory.path)
     assert summary["evaluation"] == population[1]["evaluation"]
     assert summary["random_policy_return"] == population[1]["random_policy_return"]
+    saved = checkpoint.Checkpointer(directory.checkpoints, read_only=True)
+    times = saved.restore(None, "params")[2]["clock"]
+    assert times["steps"] == 8 * 64  # updates but the first one of each start
 
 
 def test_contexts_of_jax_around_a_run_reach_the_traces_of_all_its_programs(
