@@ -13,6 +13,7 @@ from podracers import environment, errors, types
 
 # The actions, as (row, column) moves.
 MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))  # up, right, down, left
+_WALL_DENSITY = 0.3  # probability that a cell is a wall, before the path is cleared
 
 
 class State(NamedTuple):
@@ -37,22 +38,16 @@ class GridWorld:
     Attributes:
       rows: height `H`, in cells.
       columns: width `W`, in cells.
-      wall_density: probability that a cell is a wall, before the path is cleared.
       max_episode_steps: time limit, in steps; reaching it is a truncation.
     """
 
     rows: int = 8
     columns: int = 8
-    wall_density: float = 0.3
     max_episode_steps: int = 64
 
     def __post_init__(self):
         errors.require_count(self, "rows", "max_episode_steps")
         errors.require_count(self, "columns", least=2 if self.rows == 1 else 1)
-        if not 0.0 <= self.wall_density <= 1.0:
-            raise errors.UserError(
-                f"GridWorld.wall_density: expected a number within [0, 1], got {self.wall_density}"
-            )
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
@@ -73,7 +68,7 @@ class GridWorld:
         start = jnp.stack([start_cell // self.columns, start_cell % self.columns])
         goal = jnp.stack([goal_cell // self.columns, goal_cell % self.columns])
         shape = (self.rows, self.columns)
-        walls = jax.random.bernoulli(wall_key, float(self.wall_density), shape)
+        walls = jax.random.bernoulli(wall_key, _WALL_DENSITY, shape)
         walls = walls & ~self._random_path(start, goal, path_key)
         state = State(walls, goal, agent=start, time=jnp.zeros((), jnp.int32))
         return state, types.restart(self._observe(state))

@@ -21,8 +21,6 @@ from environments import wrappers
 from podracers import environment, errors, types
 from podracers.training import trained
 
-_ILLEGAL = -1e9  # replaces scores of illegal actions
-
 
 class Opponent(Protocol):
     """A player of games of one stream, without batch axis; pure functions."""
@@ -110,7 +108,7 @@ class UCT(_Memoryless):
 
     def _node(self, model, state, timestep, key) -> mctx.RootFnOutput:
         value = _playout(model.inner, model.unpack(state), timestep, key)
-        prior = jnp.where(_legal(model, timestep), 0.0, _ILLEGAL)
+        prior = jnp.where(_legal(model, timestep), 0.0, jnp.finfo(jnp.float32).min)
         return mctx.RootFnOutput(
             prior_logits=prior, value=value, embedding=(state, timestep.last())
         )

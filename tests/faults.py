@@ -51,7 +51,7 @@ class Faulty:
     stream: int = -1
     who: str = "actor"
     child: bool = False
-    made: list["FaultyBatch"] = dataclasses.field(default_factory=list, init=False)
+    batches: list["FaultyBatch"] = dataclasses.field(default_factory=list, init=False)
     over: threading.Event = dataclasses.field(default_factory=threading.Event, init=False)
 
     def __post_init__(self):
@@ -70,8 +70,8 @@ class Faulty:
 
     def make(self, key: jax.Array, env_id: np.ndarray, num_threads: int) -> "FaultyBatch":
         self.strike(MAKE, 0, env_id)
-        self.made.append(FaultyBatch(self, self.inner.make(key, env_id, num_threads), env_id))
-        return self.made[-1]
+        self.batches.append(FaultyBatch(self, self.inner.make(key, env_id, num_threads), env_id))
+        return self.batches[-1]
 
     def strike(self, where: str, step: int, env_id: np.ndarray) -> bool:
         """Executes the fault, if it is due; returns whether the reward is to be NaN."""

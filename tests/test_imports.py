@@ -117,8 +117,8 @@ def test_modules_import_no_upper_layer(package, number):
         place = ROOT / package / name
         files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
         for path in files:
-            own = {x.split(".")[1] for x in _imports(path) if x.startswith(f"{package}.")}
-            assert own <= lower | {name}, f"{path} imports {own - lower - {name}}"
+            rooms = {x.split(".")[1] for x in _imports(path) if x.startswith(f"{package}.")}
+            assert rooms <= lower | {name}, f"{path} imports {rooms - lower - {name}}"
 
 
 def test_one_module_of_agents_asks_for_the_platform():

@@ -43,7 +43,7 @@ def _outputs(notebook):
 
 def _data(notebook, mime: str) -> list[str]:
     data = [output.get("data", {}) for output in _outputs(notebook)]
-    return [each[mime] for each in data if mime in each]
+    return [output[mime] for output in data if mime in output]
 
 
 def _assert_complete(notebook, path):
@@ -134,9 +134,9 @@ def colab(tmp_path):
     python = folder / "bin" / "python"
     pinned = [f"{name}=={version}" for name, version in COLAB.items()]
     command = [python, "-m", "pip", "install", "--quiet", *pinned, "ipykernel"]
-    made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
-    if made.returncode:
-        pytest.skip(f"pip cannot fetch {pinned}: {made.stderr.strip().splitlines()[-1]}")
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+    if result.returncode:
+        pytest.skip(f"pip cannot fetch {pinned}: {result.stderr.strip().splitlines()[-1]}")
     return python
 
 
@@ -145,7 +145,7 @@ def test_first_cells_install_beside_the_packages_of_colab(colab, source, tmp_pat
     """One cell installs, because all notebooks have the same; the imports of each follow."""
     notebooks = [nbformat.read(ROOT / "notebooks" / f"{x}.ipynb", as_version=4) for x in OUTPUTS]
     cells = [cell.source for cell in _cells(notebooks[0], "code")[: _installing(notebooks[0]) + 1]]
-    cells += [_cells(each, "code")[_installing(each) + 1].source for each in notebooks]
+    cells += [_cells(notebook, "code")[_installing(notebook) + 1].source for notebook in notebooks]
     versions = f"import importlib.metadata as m; print([m.version(x) for x in {list(COLAB)}])"
     script = tmp_path / "cells.py"
     script.write_text("\n".join([*cells, "print(command_line.__file__)", versions]))

@@ -21,8 +21,8 @@ _MIN_STD, _MAX_STD = 1e-4, 1e6
 _PRECISION = 1e-3  # smallest standard deviation, in units of the root of the mean square
 
 
-class Statistics(NamedTuple):
-    """Moments of the targets, float32 scalars."""
+class Moments(NamedTuple):
+    """Running moments of the targets, float32 scalars."""
 
     mean: jax.Array
     square: jax.Array  # mean of the squares
@@ -40,7 +40,7 @@ class Statistics(NamedTuple):
 def init(params: dict) -> dict:
     """Returns parameters of a network with statistics of no targets, which change no value."""
     zero, one = jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32)
-    return {**params, NAME: Statistics(zero, one, jnp.copy(zero))}
+    return {**params, NAME: Moments(zero, one, jnp.copy(zero))}
 
 
 def std(params: dict) -> jax.Array | float:
@@ -48,7 +48,7 @@ def std(params: dict) -> jax.Array | float:
     return jax.lax.stop_gradient(params[NAME].std) if NAME in params else 1.0
 
 
-def value(statistics: Statistics, normalized: jax.Array) -> jax.Array:
+def value(statistics: Moments, normalized: jax.Array) -> jax.Array:
     """Returns values `[...]` of the outputs of the layer "value"."""
     std, mean = jax.lax.stop_gradient((statistics.std, statistics.mean))
     return std * normalized + mean
@@ -72,7 +72,7 @@ def update(params: dict, target: jax.Array, weight: jax.Array, rate: float) -> d
     def moved(moment: jax.Array, values: jax.Array) -> jax.Array:
         return moment + step * (parallel.global_mean(types.Mean.of(values, weight)) - moment)
 
-    new = Statistics(moved(old.mean, target), moved(old.square, jnp.square(target)), updates)
+    new = Moments(moved(old.mean, target), moved(old.square, jnp.square(target)), updates)
     layer = {
         "kernel": layer["kernel"] * (old.std / new.std),
         "bias": (layer["bias"] * old.std + old.mean - new.mean) / new.std,

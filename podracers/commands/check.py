@@ -45,7 +45,7 @@ def main() -> int:
     command_line.use_compilation_cache()
     if task_name is not None:
         task = _environment(task_name)
-        agent_contract.check_agent(_made(name, spec=task.spec), task, stage=_stage)
+        agent_contract.check_agent(_call(name, spec=task.spec), task, stage=_stage)
         faults = []
     else:
         faults = _environment_faults(name)
@@ -121,7 +121,7 @@ def _environment(name: str) -> Any:
       errors.UserError: there is no such class or id.
     """
     if "." in name and all(part.isidentifier() for part in name.split(".")):
-        return _made(name)
+        return _call(name)
     if ":" not in name:
         known = {
             "gymnasium": importlib.import_module("gymnasium").registry,
@@ -138,10 +138,10 @@ def _environment(name: str) -> Any:
     library, _, task_id = name.partition(":")
     if library not in _ADAPTORS:
         library, task_id = "gymnasium", name
-    return _made(f"environments.{library}.{_ADAPTORS[library]}", task_id)
+    return _call(f"environments.{library}.{_ADAPTORS[library]}", task_id)
 
 
-def _made(name: str, *arguments: Any, **options: Any) -> Any:
+def _call(name: str, *arguments: Any, **options: Any) -> Any:
     """Returns the result of the class or the function with a dotted name."""
     module_name, _, attribute = name.rpartition(".")
     if not module_name:

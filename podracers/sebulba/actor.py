@@ -311,13 +311,13 @@ class ActorPrograms:
         rows = timestep.step_type.shape[0]
         time, start = _place(carry, rows)
 
-        def own(tree):
+        def rows_of(tree):
             return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, rows), tree)
 
         with jax.named_scope("act"):
-            act_keys = keys.at_time(own(carry.stream_keys), time)
+            act_keys = keys.at_time(rows_of(carry.stream_keys), time)
             action, actor_state, extras = self._agent_act(
-                params, own(carry.actor_state), timestep._replace(metrics={}), act_keys
+                params, rows_of(carry.actor_state), timestep._replace(metrics={}), act_keys
             )
         rollout = carry.rollout._replace(
             timestep=_write(carry.rollout.timestep, timestep, time, start),

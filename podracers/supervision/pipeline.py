@@ -126,6 +126,8 @@ class Timer:
 class Worker(threading.Thread):
     """One supervised thread, started by `Supervisor.start`, whose arguments it has.
 
+    Context managers of JAX around the start, such as `jax.debug_nans`, hold in it.
+
     Attributes:
       timer: seconds by activity.
       supervisor: the supervisor that started it.
@@ -136,11 +138,16 @@ class Worker(threading.Thread):
         super().__init__(name=name, daemon=True)
         self.timer = Timer()
         self._work, self.supervisor = work, supervisor
+        self._settings = jax.config.values  # of the thread that starts it
 
     def run(self) -> None:
         """Works until an exception; the supervisor keeps it, because a thread only prints it."""
         try:
-            self._work(self)
+            with contextlib.ExitStack() as contexts:
+                for name, current in jax.config.values.items():
+                    if (value := self._settings[name]) != current:  # `with jax.debug_nans(True)`
+                        contexts.enter_context(getattr(jax, name.removeprefix("jax_"))(value))
+                self._work(self)
         except Cancelled:
             pass
         except BaseException as error:

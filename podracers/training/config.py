@@ -35,6 +35,11 @@ _MOVED = {
     "training import weights_and_biases as ": "training import loggers as ",
     "training import weights_and_biases": "training import loggers as weights_and_biases",
     "@cores.FeedForward()": "None",
+    "from agents import policy": "from agents.parts import actor_critic as policy",
+    "from agents import exploration": "from agents.parts import exploration",
+    "from agents import options": "from agents.parts import options",
+    "from agents import replay": "from agents.replay import replay",
+    "from agents import planning": "from agents.search import planning",
     "from agents import tree_search": "from agents.search import tree_search",
 }
 _MACRO, _CONSTANT = "gin.macro", "gin.constant"
@@ -71,12 +76,12 @@ class Configuration:
         for path in gin_files:
             self._parse_file(path)
         self._bound: Bindings = gin.config._CONFIG
-        self._given: Bindings = {}  # the command line binds them
-        gin.config._CONFIG = self._given
+        self._overrides: Bindings = {}  # the command line binds them
+        gin.config._CONFIG = self._overrides
         for binding in gin_bindings:
             _parse_binding(binding)
         gin.config._CONFIG = self._bound
-        for key, values in self._given.items():
+        for key, values in self._overrides.items():
             self._bound.setdefault(key, {}).update(values)
         if self._root not in self._bound:
             name = root.__name__
@@ -117,7 +122,7 @@ class Configuration:
             name = scope if selector == _MACRO else _scoped(scope, selector)
             unused = self._bound[key].keys() - self._used.get(key, ())
             refused = (
-                unused if name not in self._mentioned else unused & {*self._given.get(key, ())}
+                unused if name not in self._mentioned else unused & {*self._overrides.get(key, ())}
             )
             if refused:
                 parts = {selector for _, selector in self._operative} - {_MACRO}

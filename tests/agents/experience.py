@@ -118,11 +118,11 @@ def acted(agent: Any, environment: Any, length: int, batch: int) -> Experience:
         learner = learner._replace(normalizer=statistics)
         return learner, act(learner, middle)[1]
 
-    given = Experience(agent, *jax.device_get(jax.jit(on_devices(run))()))
-    timestep = given.rollout.timestep
+    experience = Experience(agent, *jax.device_get(jax.jit(on_devices(run))()))
+    timestep = experience.rollout.timestep
     assert timestep.truncated()[1:-1].any() and timestep.terminated()[1:-1].any()
     assert not timestep.first()[0].all()
-    return given
+    return experience
 
 
 def outputs(network: Any, params: Any, rollout: types.Rollout, clip: float = 1.0) -> Any:

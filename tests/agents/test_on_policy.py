@@ -58,18 +58,18 @@ AGENTS = {
 
 def _agent(name, network, environment=None, **options):
     """Returns an agent and an environment, by default one with masks."""
-    make, own = AGENTS[name]
+    make, agent_options = AGENTS[name]
     environment = environment or MASKED
     if name == "pqn":
         encoder = encoders.MLP((8,), layer_norm=True)
         network = functools.partial(networks.q_network, encoder=encoder, **network)
     else:
         network = contract.tiny_network(**network)
-    return make(environment.spec, network=network, **OPTIONS | own | options), environment
+    return make(environment.spec, network=network, **OPTIONS | agent_options | options), environment
 
 
 @functools.cache
-def _given(name, network, normalize=False):
+def _acted(name, network, normalize=False):
     """Returns the experience of an agent that acted with its learner's parameters."""
     agent, environment = _agent(name, NETWORKS[network], normalize_observations=normalize)
     return experience.acted(agent, environment, LENGTH, BATCH)
@@ -87,9 +87,9 @@ def _compiled(agent: Any, num_devices: int):
     return jax.jit(experience.on_devices(update, num_devices, (P(), rollout)))
 
 
-def _update(given, num_devices=1):
+def _update(acted, num_devices=1):
     """Returns the learner after one update, and the means of its metrics."""
-    agent, learner, rollout = given
+    agent, learner, rollout = acted
     learner, means = _compiled(agent, num_devices)(learner, rollout)
     return learner, {name: float(mean.result()) for name, mean in means.items()}
 
@@ -185,19 +185,19 @@ def test_an_update_equals_a_slow_one(name, network, num_devices, is_old):
 
     Older parameters acted, if `is_old`; in every other stream, by their number, the newest.
     """
-    given = _given(name, network)
+    acted = _acted(name, network)
     if is_old:
         move = jax.jit(functools.partial(experience.perturbed, scale=0.2, seed=5))
         age = np.where(np.arange(BATCH) % 2 == 0, 2, 0).astype(np.int32)
-        rollout = given.rollout._replace(age=age)
-        given = given._replace(learner=jax.device_get(move(given.learner)), rollout=rollout)
+        rollout = acted.rollout._replace(age=age)
+        acted = acted._replace(learner=jax.device_get(move(acted.learner)), rollout=rollout)
     # Only one action is legal at the end, seldom the one of the highest value.
-    mask = given.rollout.timestep.observation["action_mask"].copy()
+    mask = acted.rollout.timestep.observation["action_mask"].copy()
     mask[-1] = [True, False, False]
-    observation = given.rollout.timestep.observation | {"action_mask": mask}
-    timestep = given.rollout.timestep._replace(observation=observation)
-    given = given._replace(rollout=given.rollout._replace(timestep=timestep))
-    agent, learner, rollout = given
+    observation = acted.rollout.timestep.observation | {"action_mask": mask}
+    timestep = acted.rollout.timestep._replace(observation=observation)
+    acted = acted._replace(rollout=acted.rollout._replace(timestep=timestep))
+    agent, learner, rollout = acted
     network = agent.net
     outputs = functools.partial(experience.outputs, network, rollout=rollout)
     reward = np.clip(0.5 * rollout.timestep.reward, -1.0, 1.0)
@@ -220,7 +220,7 @@ def test_an_update_equals_a_slow_one(name, network, num_devices, is_old):
         lambda p, g: p - 0.02 * FIRST_STEP[name](g * 0.1 / norm), learner.params, gradient
     )
     expected |= {"loss/total": value, "gradient_norm": norm, "value/target": target[kept].mean()}
-    learner, means = _update(given, num_devices)
+    learner, means = _update(acted, num_devices)
     streams.assert_close(learner.params, params, rtol=1e-3, atol=2e-5)
     for metric, value in expected.items():
         np.testing.assert_allclose(means[metric], value, rtol=1e-3, atol=1e-5, err_msg=metric)
@@ -237,17 +237,17 @@ def test_an_update_equals_a_slow_one(name, network, num_devices, is_old):
 )
 def test_ratios_are_one_in_the_first_gradient_step(name, network, normalize):
     """Learning uses the inputs of acting: cores, resets, statistics."""
-    given = _given(name, network, normalize)
-    updated, means = _update(given)
+    acted = _acted(name, network, normalize)
+    updated, means = _update(acted)
     assert abs(means["policy/kl"]) < 1e-7
     if normalize:  # by the statistics of before the rollout
-        before, after = given.learner.normalizer, updated.normalizer
+        before, after = acted.learner.normalizer, updated.normalizer
         assert (before.count, after.count) == (LENGTH * BATCH, 2 * LENGTH * BATCH)
-        observed = given.rollout.timestep.observation["features"][:-1].mean(axis=(0, 1))
+        observed = acted.rollout.timestep.observation["features"][:-1].mean(axis=(0, 1))
         expected = 0.5 * (before.mean["features"] + observed)
         np.testing.assert_allclose(after.mean["features"], expected, rtol=1e-4, atol=1e-5)
-    zeros = jax.tree.map(np.zeros_like, given.rollout.actor_state)
-    forgot = given._replace(rollout=given.rollout._replace(actor_state=zeros))
+    zeros = jax.tree.map(np.zeros_like, acted.rollout.actor_state)
+    forgot = acted._replace(rollout=acted.rollout._replace(actor_state=zeros))
     assert _update(forgot)[1]["policy/kl"] > 1e-4
 
 
@@ -272,19 +272,19 @@ def test_the_option_and_the_default_of_the_previous_action_and_reward(network, o
 
 @pytest.mark.parametrize("name", ["ppo", "pqn", pytest.param("impala", marks=pytest.mark.slow)])
 def test_the_learning_rate_and_epsilon_fall_with_agent_steps(name):
-    given = _given(name, "lstm" if name == "impala" else "frames")
+    acted = _acted(name, "lstm" if name == "impala" else "frames")
     for updates, portion in {0: 1.0, 1: 0.9, 5: 0.5, 10: 0.0, 15: 0.0}.items():
         steps = LENGTH * BATCH
         counts = {"update": np.int32(updates), "agent_steps": np.float32(updates * steps)}
-        learner = given.learner._replace(**counts)
-        after, means = _update(given._replace(learner=learner))
+        learner = acted.learner._replace(**counts)
+        after, means = _update(acted._replace(learner=learner))
         assert after.update == updates + 1
         assert after.agent_steps == (updates + 1) * steps
         np.testing.assert_allclose(means["learning_rate"], 0.02 * portion, rtol=1e-5, atol=1e-8)
         if portion == 0.0:
             streams.assert_same(after.params, learner.params)
         if name == "pqn":
-            epsilon = given.agent.actor_params(learner).exploration
+            epsilon = acted.agent.actor_params(learner).exploration
             np.testing.assert_allclose(epsilon, max(1.0 - 0.25 * updates, 0.5))
 
 
@@ -313,13 +313,13 @@ def test_the_divergence_of_ppo_is_that_from_the_proximal_policy():
 
 def test_clip_and_entropy_cost_of_ppo_fall_with_agent_steps():
     """Half of the schedule is over after five rollouts: as if the options had these values."""
-    given = _given("ppo", "frames")
-    learner = experience.perturbed(given.learner, 0.5, seed=7)
+    acted = _acted("ppo", "frames")
+    learner = experience.perturbed(acted.learner, 0.5, seed=7)
     learner = learner._replace(agent_steps=jnp.float32(5 * LENGTH * BATCH))
 
     def means(**options):
-        agent = dataclasses.replace(given.agent, **options)
-        return _update(given._replace(agent=agent, learner=learner))[1]
+        agent = dataclasses.replace(acted.agent, **options)
+        return _update(acted._replace(agent=agent, learner=learner))[1]
 
     actual = means(
         entropy_cost=0.3, entropy_cost_final=0.1, clip_epsilon=0.4, clip_epsilon_final=0.05

@@ -197,8 +197,8 @@ UNSUITED = {("rainbow", probes.Truncation), ("r2d2", probes.DelayedReward)}
     [
         pytest.param(name, probe, id=f"{name}-{probe.__name__}", marks=mark)
         for name, row in AGENTS.items()
-        for mark, each in ((pytest.mark.slow, row.others), (pytest.mark.learning, COMMON))
-        for probe in each
+        for mark, probe_classes in ((pytest.mark.slow, row.others), (pytest.mark.learning, COMMON))
+        for probe in probe_classes
         if mark.name == "slow" or probe not in row.others
         if probe is not probes.Memory or name in ("ppo", *CORES)
         if (name, probe) not in UNSUITED

@@ -40,8 +40,8 @@ AGENT = r2d2.R2D2(
 )
 
 
-@pytest.fixture(scope="module", name="given")
-def _given():
+@pytest.fixture(scope="module", name="case")
+def _case():
     """Returns parameters, older ones, and a rollout that the first of them acted."""
     _, learner, rollout = experience.acted(AGENT, ENVIRONMENT, LENGTH, NUM)
     assert rollout.timestep.last()[BURN_IN:].any(axis=0).all()
@@ -88,9 +88,9 @@ def _loss():
     return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True, allow_int=True))
 
 
-def test_the_loss_equals_a_slow_one(given, loss):
+def test_the_loss_equals_a_slow_one(case, loss):
     """Burn-in, double Q-learning among legal actions, truncations, rescaling, weights."""
-    params, target, rollout = given
+    params, target, rollout = case
     weight = np.linspace(0.2, 1.0, NUM).astype(np.float32)
     results = jax.device_get(loss(params, target, rollout, weight))
     (gradient, target_gradient, data_gradient), learnt = results
@@ -113,9 +113,9 @@ def test_the_loss_equals_a_slow_one(given, loss):
         assert leaf.dtype != np.float32 or np.all(leaf == 0.0)
 
 
-def test_initial_priorities_equal_slow_ones(given):
+def test_initial_priorities_equal_slow_ones(case):
     """All but the last time step, whose value acting has not computed yet."""
-    params, _, rollout = given
+    params, _, rollout = case
     online = _slow_values(params, rollout)
     taken = _chosen(online[:-1], rollout.action)
     best = np.max(_legal(online, rollout), axis=-1)
@@ -124,8 +124,8 @@ def test_initial_priorities_equal_slow_ones(given):
         rollout.extras.value, categorical.signed_parabolic(best)[:-1], rtol=1e-4, atol=1e-4
     )
     _, priority = _slow_errors(rollout, taken, best, until=LENGTH - 1)
-    found = jax.jit(AGENT.initial_priorities)((), rollout)
-    np.testing.assert_allclose(found, priority[None], rtol=1e-4)
+    priorities = jax.jit(AGENT.initial_priorities)((), rollout)
+    np.testing.assert_allclose(priorities, priority[None], rtol=1e-4)
     # Actions are legal, and most of them are the best ones.
     assert _chosen(rollout.timestep.observation["action_mask"][:-1], rollout.action).all()
     is_greedy = np.argmax(_legal(online, rollout)[:-1], axis=-1) == rollout.action
@@ -144,10 +144,10 @@ def test_streams_explore_by_their_global_number():
     np.testing.assert_allclose(epsilon(np.arange(3), 8, True), 1e-3)
 
 
-def test_steps_that_would_never_be_learnt_from_are_refused(given):
+def test_steps_that_would_never_be_learnt_from_are_refused(case):
     options = {"sequence_length": LENGTH + BURN_IN - 1, "burn_in": BURN_IN}
     network = functools.partial(sac_networks.sac_network, core=cores.LSTM(8))
     recurrent = sac.SAC(ENVIRONMENT.spec, network=network, **options)
     for longer in (r2d2.R2D2(ENVIRONMENT.spec, **options), recurrent):
         with pytest.raises(errors.UserError, match=r"\.sequence_length: expected at least 20"):
-            longer.init_memory(given[2])
+            longer.init_memory(case[2])

@@ -16,13 +16,13 @@ import optax
 import pytest
 from dm_env import specs
 
-from agents import sac
+from agents import networks, sac
 from agents.networks import cores, encoders
 from agents.networks import sac as sac_networks
 from agents.parts import inputs, optimization
 from agents.replay import replay
 from podracers import environment, errors, types
-from tests import streams
+from tests import contract, streams
 from tests.agents import experience
 
 BATCH = 16
@@ -238,6 +238,20 @@ def test_losses_and_gradients_equal_slow_ones(actions):
         np.testing.assert_allclose(priority, expected, rtol=1e-4)
 
 
+def test_policy_and_critics_read_their_own_parts():
+    agent, _ = contract.AGENTS["sac_asymmetric"]()
+    net, params = agent.net, experience.moved(experience.zeros(agent).params, 0.5, seed=7)
+    seen, _ = net.observe({}, net.initial_core(1), networks.zero_timestep(agent.spec))
+
+    def read(output):
+        gradient = jax.grad(lambda x: jnp.sum(output(net.encode(params.critic, x))))(seen)
+        return [name for name, x in gradient.items() if np.any(x)]
+
+    action = jnp.zeros((1, 2))
+    assert read(lambda x: net.outputs(params.policy, x)) == ["state"]
+    assert read(lambda x: net.values(params.critic, x, action)) == ["privileged_state"]
+
+
 def test_continuous_actions_keep_their_bounds_and_their_units():
     kind = sac_networks.head_from_spec(_spec("continuous"))
     keys = jax.random.split(jax.random.key(0), 1000)
@@ -311,11 +325,11 @@ def test_policy_and_temperature_pause_and_the_critics_do_not(policy_period, earl
     for step in range(5):
         gradient = optax.tree.full_like(params, 1.0 + step * step)
         updates, state = jax.device_get(update(gradient, state, params))
-        for index, (part, found) in enumerate(zip(gradient, updates, strict=True)):
+        for index, (part, update_of_part) in enumerate(zip(gradient, updates, strict=True)):
             expected = jax.tree.map(jnp.zeros_like, part)
             if index == 1 or step % policy_period == 0:
                 expected, expected_states[index] = other(part, expected_states[index])
-            streams.assert_close(found, expected, rtol=1e-6)
+            streams.assert_close(update_of_part, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("policy_period", [1, 2])
@@ -370,8 +384,8 @@ def test_stacks_are_shifted_as_one_and_time_steps_separately_unless_recurrent(re
     rollout = types.Rollout(timestep, np.zeros((2, BATCH), np.int32), (), state)
     sample = replay.Sample(rollout, None, np.ones(BATCH), keys)
     find = functools.partial(agent._observations, {}, shift_keys=jnp.stack([keys, keys[::-1]]))
-    found = np.asarray(jax.jit(find)(sample))  # [U + 1, N, ...]
-    shown = (found if recurrent else found[:, :, 4, 4]).astype(int)  # [U + 1, N, 2]
+    shifts = np.asarray(jax.jit(find)(sample))  # [U + 1, N, ...]
+    shown = (shifts if recurrent else shifts[:, :, 4, 4]).astype(int)  # [U + 1, N, 2]
     time = np.arange(len(shown))[:, None] + [-1, 0]  # of both frames of a stack
     numbers = (shown - 64 * (time[:, None] + (0 if recurrent else 1))) % 256
     assert set(numbers.ravel()) <= {

@@ -64,7 +64,7 @@ def test_weights_of_the_better_half_over_all_devices(num_devices, rho):
 
 
 @functools.cache
-def _given(name):
+def _acted(name):
     """Returns the experience of a case whose policy differs from its target policy; no PopArt."""
     agent, environment = contract.AGENTS[name]()
     agent = dataclasses.replace(agent, popart_rate=None)
@@ -85,7 +85,7 @@ def _inputs(agent, learner, rollout):
     ],
 )
 def test_the_loss_equals_a_slow_one(name, bounds):
-    agent, learner, rollout = _given(name)
+    agent, learner, rollout = _acted(name)
     head, core = agent.action_head, rollout.actor_state.core
     rng = np.random.default_rng(0)
     advantage, target = rng.normal(size=(2, LENGTH, BATCH)).astype(np.float32)
@@ -123,8 +123,8 @@ def test_the_loss_equals_a_slow_one(name, bounds):
     # Penalties and their duals add up to alpha times the bound; their gradients do not.
     total = policy_loss + 0.5 * value_loss + temperature_loss + np.sum(alpha * bound)
     expected = {"loss/total": total, "loss/policy": policy_loss, "policy/temperature": eta}
-    for ending, *each in zip(bounds, kl, alpha):
-        expected |= {f"policy/kl{ending}": each[0], f"policy/kl_multiplier{ending}": each[1]}
+    for ending, *values in zip(bounds, kl, alpha):
+        expected |= {f"policy/kl{ending}": values[0], f"policy/kl_multiplier{ending}": values[1]}
     for metric, value in expected.items():
         np.testing.assert_allclose(means[metric].result(), value, rtol=1e-4, err_msg=metric)
     np.testing.assert_allclose(gradient.log_multipliers, alpha * (bound - kl), rtol=1e-4)
@@ -137,7 +137,7 @@ def test_the_loss_equals_a_slow_one(name, bounds):
 
 @pytest.mark.parametrize("name", ["vmpo", pytest.param("vmpo_continuous", marks=pytest.mark.slow)])
 def test_the_policy_that_acts_is_replaced_after_three_gradient_steps(name):
-    agent, learner, rollout = _given(name)
+    agent, learner, rollout = _acted(name)
     agent = dataclasses.replace(agent, epochs=1, num_minibatches=1)
 
     def update(learner, rollout):
@@ -163,7 +163,7 @@ def test_the_policy_that_acts_is_replaced_after_three_gradient_steps(name):
 
 def test_steps_of_an_older_policy_are_weighted_halfway_to_the_target_policy():
     """Three policies differ: that which acted, the target policy, and the one that learns."""
-    agent, learner, rollout = _given("vmpo")
+    agent, learner, rollout = _acted("vmpo")
     agent = dataclasses.replace(agent, epochs=1, num_minibatches=1)
     move = jax.jit(functools.partial(experience.moved, scale=0.2, seed=6))
     learner = learner._replace(target=jax.device_get(move(learner.params.network)))

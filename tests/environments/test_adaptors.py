@@ -61,8 +61,8 @@ def test_images_of_bytes_have_their_channels_last(shape, expected):
 
 
 def test_masks_follow_the_actions():
-    made = {name: adaptors.action_codec(name, *case[:5]).spec for name, case in CASES.items()}
-    shapes = {name: environment.legal_values(spec).shape for name, spec in made.items()}
+    by_name = {name: adaptors.action_codec(name, *case[:5]).spec for name, case in CASES.items()}
+    shapes = {name: environment.legal_values(spec).shape for name, spec in by_name.items()}
     assert shapes["discrete"] == (4,) and shapes["joint"] == (6,)
     assert shapes["parts"] == (3, 4) and shapes["one part of many agents"] == (1, 3)
 

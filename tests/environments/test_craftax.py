@@ -105,10 +105,10 @@ def test_ends_and_final_observations(name, time, health, step_type, discount):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "given"),
+    ("name", "earlier"),
     [("Craftax-Classic-Symbolic-v1", set()), ("Craftax-Symbolic-v1", {"collect_wood"})],
 )
-def test_achievements_of_a_known_episode(name, given):
+def test_achievements_of_a_known_episode(name, earlier):
     """Between tables with some wood in hand, which the full game counts as collected."""
     _, state, step = _compiled(name)
     inventory = state.inner.inventory.replace(wood=jnp.int32(9))
@@ -118,7 +118,7 @@ def test_achievements_of_a_known_episode(name, given):
         inventory=inventory,
     )
     state = state._replace(inner=inner)
-    unlocked = {*given}
+    unlocked = {*earlier}
     for action, achievement in (
         (MAKE_WOOD_PICKAXE, "make_wood_pickaxe"),
         (MAKE_WOOD_SWORD, "make_wood_sword"),
@@ -126,7 +126,7 @@ def test_achievements_of_a_known_episode(name, given):
     ):
         state, timestep = step(state, jnp.int32(action))
         unlocked.add(achievement)
-        expected = {f"achievement/{each}" for each in unlocked}
+        expected = {f"achievement/{name}" for name in unlocked}
         metrics = dict(timestep.metrics)
         assert metrics.pop("achievements") == len(expected)
         assert {key for key, value in metrics.items() if value} == expected

@@ -34,10 +34,11 @@ def _distance(walls, start, goal):
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "density"), [(8, 8, 0.3), (5, 11, 0.6), (6, 6, 1.0), (1, 7, 1)]
+    ("rows", "columns", "density"), [(8, 8, 0.3), (5, 11, 0.6), (6, 6, 1.0), (1, 7, 1.0)]
 )
-def test_every_maze_has_a_shortest_path(rows, columns, density):
-    world = gridworld.GridWorld(rows=rows, columns=columns, wall_density=density)
+def test_every_maze_has_a_shortest_path(rows, columns, density, monkeypatch):
+    monkeypatch.setattr(gridworld, "_WALL_DENSITY", density)
+    world = gridworld.GridWorld(rows=rows, columns=columns)
     state = _mazes(world, seed=1)
     for seed in range(NUM_SEEDS):
         start, goal = state.agent[seed], state.goal[seed]
@@ -59,7 +60,7 @@ def test_mazes_vary():
 
 
 def test_paths_turn_at_random():
-    world = gridworld.GridWorld(rows=3, columns=3, wall_density=1.0)
+    world = gridworld.GridWorld(rows=3, columns=3)
     start, goal = jnp.array([0, 0]), jnp.array([2, 2])
     keys = jax.random.split(jax.random.key(3), 200)
     path = jax.vmap(lambda key: world._random_path(start, goal, key))

@@ -109,10 +109,10 @@ def test_late_clock_does_not_change_rewards():
     """SearchAndRescue scales its reward by the steps that are left of the true limit."""
     ours, _ = jumanji.Jumanji("SearchAndRescue-v0")._built
     theirs = library.make("SearchAndRescue-v0")
-    found = np.eye(2, 40, dtype=bool)
-    expected = theirs._reward_fn(found, 100, theirs.time_limit)
+    items = np.eye(2, 40, dtype=bool)
+    expected = theirs._reward_fn(items, 100, theirs.time_limit)
     assert expected.sum() > 0.0
-    np.testing.assert_array_equal(ours._reward_fn(found, 100, ours.time_limit), expected)
+    np.testing.assert_array_equal(ours._reward_fn(items, 100, ours.time_limit), expected)
 
 
 def test_any_action_is_legal_where_jumanji_allows_none():
@@ -124,8 +124,8 @@ def test_any_action_is_legal_where_jumanji_allows_none():
         observation = theirs.reset(jax.random.PRNGKey(0))[1].observation
         return env._observe(observation._replace(action_mask=mask))["action_mask"]
 
-    found = streams.evaluate(jax.vmap(observe), masks)
-    np.testing.assert_array_equal(found, [[True] * 4, masks[1]])
+    masks_seen = streams.evaluate(jax.vmap(observe), masks)
+    np.testing.assert_array_equal(masks_seen, [[True] * 4, masks[1]])
 
 
 def test_death_terminates():
@@ -175,5 +175,5 @@ def test_agents_are_the_parts_of_the_joint_action(name):
     grid = parts.observation["grid"][0, 0]
     np.testing.assert_array_equal(grid[0], whole.observation["grid"][0, 0])
     for number in range(count):
-        own = (grid[number] >= 1) & (grid[number] <= 3)
-        np.testing.assert_array_equal(own, (grid[0] - 1) // 3 == number)
+        is_agent = (grid[number] >= 1) & (grid[number] <= 3)
+        np.testing.assert_array_equal(is_agent, (grid[0] - 1) // 3 == number)

@@ -59,10 +59,10 @@ def test_the_opponent_answers_and_rewards_are_the_agents(seat, moves, reward):
             break
     assert timestep.reward == reward and timestep.discount == 0.0
     outcome = {1.0: "win", -1.0: "loss"}[reward]
-    own, other = ("first", "second") if seat == 0 else ("second", "first")
+    taken, other = ("first", "second") if seat == 0 else ("second", "first")
     for name in opponents.Against.OUTCOMES:
         assert timestep.metrics[name] == (name == outcome)
-        assert timestep.metrics[f"{own}/{name}"] == (name == outcome)
+        assert timestep.metrics[f"{taken}/{name}"] == (name == outcome)
         assert np.isnan(timestep.metrics[f"{other}/{name}"])
 
 

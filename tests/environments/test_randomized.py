@@ -84,12 +84,12 @@ def test_a_step_is_that_of_the_environment_with_the_drawn_parameters(make, range
         state, timestep = candidate.reset(KEY)
         plain_state, plain = make().reset(KEY)
         streams.assert_same((state.inner, timestep), (plain_state, plain))
-        own = make(**{name: getattr(make(), name) * float(state.factors[name])})
-        action = jnp.ones(own.spec.action.shape, own.spec.action.dtype)
+        scaled = make(**{name: getattr(make(), name) * float(state.factors[name])})
+        action = jnp.ones(scaled.spec.action.shape, scaled.spec.action.dtype)
         # The state moves, so that every parameter has an effect.
         state = state._replace(inner=state.inner._replace(angle=jnp.float32(0.1)))
         stepped, timestep = candidate.step(state, action)
-        streams.assert_close((stepped.inner, timestep), own.step(state.inner, action), rtol=1e-6)
+        streams.assert_close((stepped.inner, timestep), scaled.step(state.inner, action), rtol=1e-6)
         nominal = make().step(state.inner, action)[1]
         assert np.abs(timestep.observation - nominal.observation).max() > 1e-4
 

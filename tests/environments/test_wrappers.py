@@ -44,9 +44,9 @@ def test_time_limit_truncates_unless_the_episode_terminates(rows, discounts):
     while not timesteps[-1].last():
         state, timestep = step(state, jnp.int32(0))
         timesteps.append(timestep)
-    assert [int(each.discount) for each in timesteps] == discounts
+    assert [int(x.discount) for x in timesteps] == discounts
     # The last observation is the true one, not that of a reset.
-    balls = [int(np.argmax(np.any(each.observation, (1, 2)))) for each in timesteps]  # rows
+    balls = [int(np.argmax(np.any(x.observation, (1, 2)))) for x in timesteps]  # rows
     assert balls == list(range(len(discounts)))
 
 
@@ -160,9 +160,9 @@ def test_redrawn_states_differ_in_their_keys_alone():
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_wrappers_report_the_metrics_of_the_environment(wrapper, options):
-    own = {name: options[name] for name in options if name in ("masked", "actions")}
-    game = streams.RandomEpisodes(reports=True, **own)
-    wrapped = wrapper(game, **{name: options[name] for name in options.keys() - own.keys()})
+    of_game = {name: options[name] for name in options if name in ("masked", "actions")}
+    game = streams.RandomEpisodes(reports=True, **of_game)
+    wrapped = wrapper(game, **{name: options[name] for name in options.keys() - of_game.keys()})
     assert wrapped.spec.metrics == ("total", "steps")
     assert contract.environment_faults(wrapped, num_steps=0) == []
 

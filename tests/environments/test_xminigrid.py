@@ -93,8 +93,8 @@ def test_a_ruleset_has_the_goal():
     assert state.state.goal_encoding.shape == (5,)
     _, params = make(XLAND)._built
     assert params.ruleset.goal[:3].tolist() == [1, 3, 2]
-    own = make(XLAND, ruleset=params.ruleset)
-    assert own._built[1].ruleset is params.ruleset
+    fixed = make(XLAND, ruleset=params.ruleset)
+    assert fixed._built[1].ruleset is params.ruleset
 
 
 def test_a_benchmark_that_is_not_there_is_one_line(monkeypatch, capsys):

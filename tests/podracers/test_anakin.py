@@ -82,7 +82,7 @@ def test_keys_differ():
     run = jax.random.key(0)
     derived = [keys.learner(run), *(keys.streams(run, update) for update in range(3))]
     derived += [key for update in range(3) for key in keys.act_and_learn(run, update)]
-    for each in derived:
-        per_stream = keys.per_stream(each, jnp.arange(3))
+    for update_key in derived:
+        per_stream = keys.per_stream(update_key, jnp.arange(3))
         derived = [*derived, *per_stream, *keys.at_time(per_stream, 1)]
     assert len({jax.random.key_data(key).tobytes() for key in derived}) == len(derived)

@@ -290,11 +290,11 @@ def test_environments_are_closed_after_every_batch_and_after_a_failure(monkeypat
     evaluator = _faulty()
     evaluator.run(PARAMS, KEY)
     evaluator.film(PARAMS, KEY)
-    assert [batch.closed for batch in evaluator.environment.made] == [1, 1, 1]
+    assert [batch.closed for batch in evaluator.environment.batches] == [1, 1, 1]
     evaluator = _faulty(faults.RAISE)
     with pytest.raises(faults.SimulatorError):
         evaluator.run(PARAMS, KEY)
-    assert [batch.closed for batch in evaluator.environment.made] == [1]
+    assert [batch.closed for batch in evaluator.environment.batches] == [1]
 
 
 @pytest.mark.parametrize("method", ["run", "film"])

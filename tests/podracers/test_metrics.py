@@ -123,7 +123,7 @@ def test_episode_statistics_equal_a_slow_loop(flush_every):
     length, batch = 40, 5
     reward = rng.normal(size=(length, batch)).astype(np.float32)
     step_type = np.full((length, batch), types.MID, np.int8)
-    own = np.full((length, batch), np.nan, np.float32)  # a metric, ignored unless at LAST
+    metric = np.full((length, batch), np.nan, np.float32)  # ignored unless at LAST
     expected = []  # returns, lengths and metrics of ended episodes
     for b in range(batch):
         total, steps = 0.0, 0
@@ -134,8 +134,8 @@ def test_episode_statistics_equal_a_slow_loop(flush_every):
                 continue
             total, steps = total + reward[t, b], steps + 1
             if rng.random() < 0.25:
-                step_type[t, b], own[t, b] = types.LAST, rng.normal()
-                expected.append((total, steps, own[t, b]))
+                step_type[t, b], metric[t, b] = types.LAST, rng.normal()
+                expected.append((total, steps, metric[t, b]))
     assert len(expected) > 20
 
     track = jax.jit(metrics.EpisodeStatistics.track)
@@ -143,7 +143,7 @@ def test_episode_statistics_equal_a_slow_loop(flush_every):
     totals, count = np.zeros(3), 0
     for t in range(length):
         numbers = reward[t], np.ones(batch, np.float32), step_type[t]
-        timestep = types.TimeStep((), *numbers, {"own": own[t]})
+        timestep = types.TimeStep((), *numbers, {"own": metric[t]})
         statistics = track(statistics.with_metrics(["own"]), timestep)
         if (t + 1) % flush_every == 0 or t + 1 == length:
             statistics, means = statistics.flush()

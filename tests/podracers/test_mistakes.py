@@ -296,7 +296,7 @@ CALLS = [
     ),
     ("cannot differ ... gamma, anneal_st", lambda: _members("ppo", "anneal_steps", (1e2, 1e3))),
     ("gamma, priority_exponent", lambda: _members("dqn", "priority_exponent", (0.4, 0.6))),
-    ("Evaluator.num_episodes: expected", lambda: evaluation.Evaluator(None, on_host(), 0)),
+    ("num_episodes: ...got True", lambda: evaluation.Evaluator(None, on_host(), True)),
     ("got None", lambda: types.transition(0.0, None)),
     ("'count' is a scalar: give it the shape (1,)", lambda: parallel.check_leading_axis(_NESTED)),
     ("No such file", lambda: video.save([np.zeros((4, 6, 3), np.uint8)], pathlib.Path("no/a.gif"))),

@@ -18,14 +18,14 @@ SPEC = catch.Catch().spec
 
 def _dtypes(jaxpr, primitive: str) -> list[tuple[str, ...]]:
     """Returns the dtypes of the operands of each use of a primitive, in inner programs as well."""
-    found = []
+    dtypes = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == primitive:
-            found.append(tuple(str(v.aval.dtype) for v in eqn.invars))
+            dtypes.append(tuple(str(v.aval.dtype) for v in eqn.invars))
         for value in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "jaxpr")):
             inner = getattr(value, "jaxpr", value)
-            found += _dtypes(inner, primitive) if hasattr(inner, "eqns") else []
-    return found
+            dtypes += _dtypes(inner, primitive) if hasattr(inner, "eqns") else []
+    return dtypes
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def test_rollouts_equal_a_slow_loop():
         lambda x, y: np.concatenate([x[:-1], y]), first.timestep, second.timestep
     )
     actions, counts, observations = (
-        np.concatenate(each)
-        for each in zip((first.action, *first.extras), (second.action, *second.extras))
+        np.concatenate(parts)
+        for parts in zip((first.action, *first.extras), (second.action, *second.extras))
     )
     reset, step = jax.jit(GAME.reset), jax.jit(GAME.step)
     tracked = end.episodes.ended_metrics

@@ -130,7 +130,7 @@ def test_runs_with_seeds_that_the_configuration_computes_are_several_seeds(make,
         directory.config.write_text(text.replace("SEED = 0", f"SEED = {seed}"))
     runs = [x for path in paths for x in curves.read(path)]
     (panel,) = curves.panels(runs, "episode/return")
-    ends = {name: [curve[-1, 2] for curve in own] for name, own in panel.curves.items()}
+    ends = {name: [curve[-1, 2] for curve in curves] for name, curves in panel.curves.items()}
     assert ends == {"PPO, Anakin": [20.0, 20.0, 725.0, 825.0]}
 
 
@@ -207,8 +207,8 @@ def test_a_comparison_has_a_curve_for_each_runner(make, tools):
         runners.setdefault(label, []).append(run)
     panel = modules.compare.panel(runners)
     assert panel.title == "Catch"
-    found = {label: len(seeds) for label, seeds in panel.curves.items()}
-    assert found == {"PPO, one": 2, "PPO, other": 1}
+    counts = {label: len(seeds) for label, seeds in panel.curves.items()}
+    assert counts == {"PPO, one": 2, "PPO, other": 1}
 
 
 @pytest.mark.parametrize("count", [1, 4, 14])

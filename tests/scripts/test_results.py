@@ -31,11 +31,11 @@ def test_statistics(modules):
     # Runs are resampled within their task.
     assert bootstrap([[0.0] * 3, [100.0] * 3], iqm) == (50.0, (50.0, 50.0))
     assert bootstrap([[3.0], [5.0]], iqm) == (4.0, None)
-    found = modules.aggregates.Sample.of([1.0, 2.0, 6.0])
-    assert (found.mean, found.standard_error) == pytest.approx((3.0, (7.0 / 3.0) ** 0.5))
+    sample = modules.aggregates.Sample.of([1.0, 2.0, 6.0])
+    assert (sample.mean, sample.standard_error) == pytest.approx((3.0, (7.0 / 3.0) ** 0.5))
     # 4.302653 is the 97.5th percentile of Student's t with two degrees of freedom.
-    width = 4.302653 * found.standard_error
-    assert found.interval() == pytest.approx((3.0 - width, 3.0 + width))
+    width = 4.302653 * sample.standard_error
+    assert sample.interval() == pytest.approx((3.0 - width, 3.0 + width))
     assert modules.aggregates.Sample.of([2.0]).interval() is None
     p, one, other = modules.aggregates.p_of_equal_means, [1.0, 2.0, 4.0, 4.5], [3.0, 7.0, 8.0]
     assert p(one, other) == pytest.approx(0.16507, abs=1e-5)  # t = -1.7995, 3.1605 degrees
@@ -94,8 +94,8 @@ def test_a_new_run_replaces_runs_of_other_settings(modules, tmp_path):
     assert [run.seed for run in joined.with_run(other).runs] == [0, 1]
     longer = dataclasses.replace(new, agent_steps=6_000_000)
     assert [run.seed for run in joined.with_run(longer).runs] == [2]
-    found = [new.matches(steps, "new") for steps in (4_990_000, 4_700_000, 5_100_000)]
-    assert found == [True, False, False]
+    matches = [new.matches(steps, "new") for steps in (4_990_000, 4_700_000, 5_100_000)]
+    assert matches == [True, False, False]
 
 
 def test_concurrent_updates_are_all_recorded(modules, tmp_path):
@@ -183,8 +183,8 @@ def test_a_suite_has_panels_of_tasks_with_curves(modules, tmp_path):
         entry["runs"][0]["curve"] = [[100, 1.5, 0.0], [200, 2.5, 1.0]]
     rows, _ = _read(modules, tmp_path, *entries)
     panel, alone = modules.plotting.suite(rows.values())
-    found = {label: len(seeds) for label, seeds in panel.curves.items()}
-    assert (panel.title, found) == ("x", {"PPO, Anakin": 1, "DQN, long, Anakin, b": 1})
+    counts = {label: len(seeds) for label, seeds in panel.curves.items()}
+    assert (panel.title, counts) == ("x", {"PPO, Anakin": 1, "DQN, long, Anakin, b": 1})
     assert panel.levels == {"random policy": -1.0, "published": 3}
     assert (alone.title, [*alone.curves]) == ("y", ["PPO, Anakin"])
     rows["b-anakin"] = dataclasses.replace(
@@ -202,11 +202,11 @@ def test_evaluations_of_rules(modules, tmp_path):
     rules, path = modules.rules, tmp_path / "small.json"
     shares = {rules.RULE: [[0.0, 0.9], [0.1, 1.0], [0.0, 0.2]], rules.A2C: [[0.5, 1.0]] * 3}
     task = rules.Task("gin/some.gin", "small", shares, (40.0, 0.01))
-    found = rules.Evaluation("--run_dir a b c", ["a", "b", "c"], 64, 2399, [task])
+    evaluation = rules.Evaluation("--run_dir a b c", ["a", "b", "c"], 64, 2399, [task])
     line = "| `small` of `some` | 0.90 [0.20, 1.00] | 1.00 [1.00, 1.00] | 40, 0.01 |"
-    assert line in rules.table(found)
-    rules.write(found, path)
-    assert rules.table(rules.read(path)) == rules.table(found)
+    assert line in rules.table(evaluation)
+    rules.write(evaluation, path)
+    assert rules.table(rules.read(path)) == rules.table(evaluation)
     assert rules.read(path).tasks[0].shares == shares
     path.write_text('{"command": "x"}')
     with pytest.raises(errors.UserError, match=r"small\.json"):

@@ -13,7 +13,6 @@ import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
 from podracers.commands import train
-from podracers.training import loggers
 from tests import processes
 
 _HERE = "train"  # in this process, for the fixture `run`
@@ -96,10 +95,6 @@ def test_a_run_that_is_killed_stopped_and_resumed_equals_an_uninterrupted_one(
     assert "Persistent compilation cache hit" in resumed.stderr
     assert re.findall(r"CACHE MISS for '(.*?)'", resumed.stderr) == []
     processes.assert_same_end(reference, path)
-    times = [row["wall_time"] for row in loggers.read_rows(path / "metrics.jsonl")]
-    assert times == sorted(times)
-    summary = json.loads((path / "summary.json").read_text())
-    assert summary["wall_time_s"] > times[-1]
 
 
 def test_a_resumed_run_announces_changes_and_keeps_the_earlier_configuration(

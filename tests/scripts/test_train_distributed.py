@@ -71,7 +71,7 @@ def _assert_same(actual: pathlib.Path, expected: pathlib.Path) -> None:
     for line, other in zip(processes.log(actual), processes.log(expected), strict=True):
         assert line.keys() == other.keys()
         for name in (name for name in line if not name.startswith(TIMES)):
-            ours, theirs = (np.float64(each[name]) for each in (line, other))  # null is NaN
+            ours, theirs = (np.float64(row[name]) for row in (line, other))  # null is NaN
             np.testing.assert_allclose(ours, theirs, rtol=1e-2, atol=1e-3, err_msg=name)
     (step, leaves), (other_step, others) = map(processes.final_state, (actual, expected))
     assert step == other_step

@@ -118,8 +118,8 @@ def test_parallel_cores_equal_their_equations_and_their_steps(core):
             output = values * sigmoid(gate)
         np.testing.assert_allclose(stepped[0], output, atol=1e-5)
         np.testing.assert_allclose(outputs[t], output, atol=1e-5)
-    for found in (last, state):
-        parts = [found] if isinstance(core, cores.MinGRU) else [found[0] + 1j * found[1]]
+    for final in (last, state):
+        parts = [final] if isinstance(core, cores.MinGRU) else [final[0] + 1j * final[1]]
         np.testing.assert_allclose(parts[0], hidden, atol=1e-5)
 
 

@@ -65,9 +65,9 @@ def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
         params = experience.moved(jax.jit(encoder.init)(jax.random.key(1), frames[:1]), 0.1, seed=1)
         return params, experience.value_and_gradient(lambda p: encoder.apply(p, frames), params)
 
-    found = results()
+    on_cpu = results()
     with parallel.compiling_for("gpu"):
-        streams.assert_close(found, results(), atol=1e-3)  # gradients are up to 40
+        streams.assert_close(on_cpu, results(), atol=1e-3)  # gradients are up to 40
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_normalised_layers_equal_their_equations(encoder):
             assert wide.shape == (4, 20)
             x = x + dense(2 + 2 * block, wide)
         x = norm(2, x)
-    found = streams.evaluate(encoder.apply, {"params": params}, rows)
-    np.testing.assert_allclose(found, x, rtol=1e-4, atol=1e-5)
+    inverse = streams.evaluate(encoder.apply, {"params": params}, rows)
+    np.testing.assert_allclose(inverse, x, rtol=1e-4, atol=1e-5)
 
 
 def test_integers_become_one_hot_codes_and_other_leaves_stay():
@@ -114,8 +114,8 @@ def test_integers_become_one_hot_codes_and_other_leaves_stay():
     place = np.array([[0, 0, 0, 0], [0, 0, 0, 1]])
     others = [[0.5, 1.0], [0.25, 0.0]]
     expected = np.concatenate([codes.reshape(2, -1), place, others], axis=1)
-    found = streams.evaluate(encoder.apply, {}, observation)
-    np.testing.assert_array_equal(found, expected)
+    codes = streams.evaluate(encoder.apply, {}, observation)
+    np.testing.assert_array_equal(codes, expected)
     pair = streams.evaluate(
         encoder.apply, {}, (observation["board"], observation["speed"])
     )  # leaves without names
@@ -177,9 +177,9 @@ def test_items_are_treated_alike_and_see_their_mean():
     params = jax.device_get(experience.moved(params, 0.1, seed=1))
     items = np.concatenate([observation["packed"][..., None], observation["sizes"]], axis=-1)
     for layer in (0, 2):
-        own, shared = (params[f"Dense_{layer + i}"] for i in (0, 1))
+        item, shared = (params[f"Dense_{layer + i}"] for i in (0, 1))
         mean = items.mean(axis=1, keepdims=True)
-        items = items @ own["kernel"] + own["bias"] + mean @ shared["kernel"] + shared["bias"]
+        items = items @ item["kernel"] + item["bias"] + mean @ shared["kernel"] + shared["bias"]
         items = np.maximum(items, 0.0)
     features, gradient = experience.value_and_gradient(
         lambda p: encoder.apply({"params": p}, observation), params
@@ -230,10 +230,10 @@ def test_values_spread_over_cells_and_are_read_around_a_place():
         scaled = scaled * norm["scale"] + norm["bias"]
         expected.append(np.concatenate([read, scaled], axis=1).reshape(-1))
 
-    found, gradient = experience.value_and_gradient(
+    outputs, gradient = experience.value_and_gradient(
         lambda p: encoder.apply({"params": p}, image), params
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-3, atol=1e-3)
     assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(gradient))
 
 

@@ -64,8 +64,8 @@ def test_discrete_heads_are_products_of_distrax_categoricals(name, masked):
         log_prob, entropy = head.log_prob(outputs, mask, raw), head.entropy(outputs, mask)
         return jnp.exp(log_prob), entropy, head.mode(outputs, mask).reshape(2, -1)
 
-    found, expected = streams.evaluate(ours, outputs), streams.evaluate(theirs, logits)
-    streams.assert_close(found, expected, rtol=0.0)
+    actual, expected = streams.evaluate(ours, outputs), streams.evaluate(theirs, logits)
+    streams.assert_close(actual, expected, rtol=0.0)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -78,8 +78,8 @@ def test_samples_follow_the_probabilities_and_never_the_mask(name):
     raw = streams.evaluate(head.sample, rows, masks, keys)
     assert raw.dtype == np.int32
     values = _every_value(*SIZES[name])  # [N, D]
-    each = values.reshape(-1, *raw.shape[1:])
-    p = np.exp(streams.evaluate(head.log_prob, outputs, mask[None], each))
+    samples = values.reshape(-1, *raw.shape[1:])
+    p = np.exp(streams.evaluate(head.log_prob, outputs, mask[None], samples))
     frequency = (np.reshape(raw, (-1, 1, values.shape[1])) == values).all(-1).mean(0)
     np.testing.assert_allclose(frequency, p, atol=5.0 * np.sqrt(0.25 / NUM_ROWS))
     assert (p == 0.0).any() and (frequency[p == 0.0] == 0.0).all()
@@ -128,8 +128,8 @@ def test_divergences_equal_those_of_distrax(name):
             return [normal(mean[0], std[0]).kl_divergence(other) for other in others]
 
         expected = streams.evaluate(divergences, mean, std)
-    found = streams.evaluate(head.kl, target, outputs, mask)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    kl = streams.evaluate(head.kl, target, outputs, mask)
+    np.testing.assert_allclose(kl, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_gaussian_equals_distrax():
@@ -182,10 +182,10 @@ def test_a_policy_is_that_of_other_bounds_in_units_of_the_bounds(name, minimum, 
         log_prob, entropy = head.log_prob(outputs, None, raw), head.entropy(outputs, None)
         return (log_prob, entropy, head.kl(target, outputs, None)), head.to_action(raw)
 
-    (found, action), (expected, portion) = (
+    (log_prob, action), (expected, portion) = (
         streams.evaluate(lambda head=head: results(head)) for head in (head, unit)
     )
-    streams.assert_same(found, expected)
+    streams.assert_same(log_prob, expected)
     expected = minimum + (np.asarray(portion, np.float64) + 1.0) / 2.0 * (maximum - minimum)
     np.testing.assert_allclose(action, expected, rtol=1e-5)
     np.testing.assert_allclose(head.to_units(action), portion[..., 0], rtol=1e-5)

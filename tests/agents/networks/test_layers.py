@@ -37,9 +37,9 @@ def test_both_forms_of_a_convolution_agree(kernel, stride, padding, in_trunk):
 
         return params, experience.value_and_gradient(apply, params, images)
 
-    found = results(in_trunk)
+    on_cpu = results(in_trunk)
     with parallel.compiling_for("gpu"):
-        streams.assert_close(found, results(False), atol=1e-4)
+        streams.assert_close(on_cpu, results(False), atol=1e-4)
 
 
 def test_cells_share_the_weights_of_a_linear_layer():
@@ -69,12 +69,12 @@ def test_a_bias_after_pooling_is_the_bias_before_it(platform):
         return nn.max_pool(layers.Conv(5).apply(*inputs), (3, 3), (2, 2), "SAME")
 
     with parallel.compiling_for(platform):
-        found, expected = (
+        actual, expected = (
             experience.value_and_gradient(apply, params, images)
             for apply in (layers.Conv(5, pool=True).apply, pooled)
         )
-    np.testing.assert_array_equal(found[0], expected[0])
-    streams.assert_close(found, expected, atol=1e-5)
+    np.testing.assert_array_equal(actual[0], expected[0])
+    streams.assert_close(actual, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", [4, 8])
@@ -91,9 +91,9 @@ def test_a_convolution_of_packed_frames_is_that_of_their_bytes(kernel):
     with parallel.compiling_for("tpu"):
         packed = layouts.pack(images[None])[0]
         assert packed.dtype == jnp.uint32
-        found = results(packed)
+        actual = results(packed)
         shapes = jax.eval_shape(layer.init, jax.random.key(1), packed)
-    streams.assert_close(found, expected, atol=1e-4)
+    streams.assert_close(actual, expected, atol=1e-4)
     assert shapes == jax.eval_shape(lambda: params)
 
 
@@ -102,9 +102,9 @@ def test_a_rectifier_on_a_tpu_has_the_same_derivative():
 
     expected = experience.value_and_gradient(layouts.relu, values)
     with parallel.compiling_for("tpu"):
-        found = experience.value_and_gradient(layouts.relu, values)
+        actual = experience.value_and_gradient(layouts.relu, values)
         program = jax.make_jaxpr(layouts.relu)(values)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
     assert str(program) != str(jax.make_jaxpr(layouts.relu)(values))  # another form
 
 

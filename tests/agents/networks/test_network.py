@@ -222,9 +222,9 @@ def test_a_rollout_in_parts_has_the_same_values(name, size, monkeypatch):
 
     # On a TPU, gathers of frames take several times the cycles of the network.
     assert "gather" not in str(jax.make_jaxpr(values)(params, core, timestep))
-    found = jax.jit(values)(params, core, timestep)
+    value = jax.jit(values)(params, core, timestep)
     # XLA chooses the order of sums by shape.
-    _assert_close(found, unroll(params, core, timestep)[0].value, atol=1e-6)
+    _assert_close(value, unroll(params, core, timestep)[0].value, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -294,9 +294,9 @@ def test_frames_that_a_tpu_packs_have_the_same_outputs(core, frames):
     _assert_close(expected[0], expected[1])
     with parallel.compiling_for("tpu"):
         text = str(jax.make_jaxpr(network.initial_core, static_argnums=0)(BATCH))
-        found = jax.jit(outputs)(params, timestep)
+        actual = jax.jit(outputs)(params, timestep)
     assert (f"u32[{BATCH},3,9,10,4]" in text) == (environment.num_values(frames) is None)
-    _assert_close(found, expected)
+    _assert_close(actual, expected)
 
 
 def test_a_separate_critic_shares_nothing():
@@ -396,6 +396,6 @@ def test_an_image_of_words_is_no_packed_frame_on_a_tpu():
     params = jax.jit(network.init)(jax.random.key(0), timestep)
     step = jax.jit(network.step)
     with parallel.compiling_for("tpu"):
-        found, _ = step(params, (), timestep)
+        actual, _ = step(params, (), timestep)
     expected, _ = step(params, (), timestep)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)

@@ -22,7 +22,7 @@ def test_values_stay_where_statistics_move(num_devices):
     agent, _ = contract.AGENTS["ppo_scaled"]()
     params = popart.init(experience.zeros(agent).params)
     params = experience.moved(params, 0.5, seed=1)
-    params |= {popart.NAME: popart.Statistics(*np.float32([3.0, 13.0, 1.0]))}  # of deviation 2
+    params |= {popart.NAME: popart.Moments(*np.float32([3.0, 13.0, 1.0]))}  # of deviation 2
     rng = np.random.default_rng(0)
     target = rng.normal(100.0, 30.0, size=(LENGTH, BATCH)).astype(np.float32)
     weight = rng.integers(0, 2, target.shape).astype(np.float32)
@@ -90,7 +90,7 @@ def _with(learner, statistics):
     """Returns a learner with other statistics of targets."""
 
     def is_old(x):
-        return isinstance(x, popart.Statistics)
+        return isinstance(x, popart.Moments)
 
     params = jax.tree.map(lambda x: statistics if is_old(x) else x, learner.params, is_leaf=is_old)
     return learner._replace(train_state=learner.train_state._replace(params=params))
@@ -117,7 +117,7 @@ def test_the_unit_of_rewards_changes_no_loss(name):
     learner, rollout, update = _acted(name)
 
     def learnt(unit):
-        statistics = popart.Statistics(*np.float32([0.0, unit**2, 1.0]))
+        statistics = popart.Moments(*np.float32([0.0, unit**2, 1.0]))
         timestep = rollout.timestep._replace(reward=unit * rollout.timestep.reward)
         extras = rollout.extras._replace(value=unit * rollout.extras.value)
         scaled = rollout._replace(timestep=timestep, extras=extras)
@@ -130,5 +130,5 @@ def test_the_unit_of_rewards_changes_no_loss(name):
 
 def test_deviations_below_the_precision_of_the_mean_are_not_used():
     mean = np.float32(3000.1)
-    statistics = popart.Statistics(mean, np.square(mean) - 1.0, np.float32(1.0))  # a rounding error
+    statistics = popart.Moments(mean, np.square(mean) - 1.0, np.float32(1.0))  # a rounding error
     np.testing.assert_allclose(statistics.std, 3.0, rtol=0.01)

@@ -32,8 +32,8 @@ def test_encoding_is_that_of_rlax_and_decoding_undoes_it():
     np.testing.assert_allclose(np.sum(encoded, axis=-1), 1.0, rtol=1e-5)
     logits = np.random.default_rng(0).normal(size=(5, 61)).astype(np.float32)
     expected = streams.evaluate(lambda x: pair.apply_inv(jax.nn.softmax(x)), logits)
-    found = streams.evaluate(support.decode, logits)
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    decoded = streams.evaluate(support.decode, logits)
+    np.testing.assert_allclose(decoded, expected, rtol=1e-3, atol=1e-3)
     decoded = streams.evaluate(support.decode, np.log(encoded + np.float32(1e-30)))
     np.testing.assert_allclose(decoded, NUMBERS, rtol=1e-3, atol=1e-5)
 
@@ -52,5 +52,5 @@ def test_cross_entropy():
     logits = np.log(np.float32([0.2, 0.3, 0.5]))
     x = streams.evaluate(categorical.signed_parabolic, np.float32(0.4))
     expected = -(0.6 * np.log(0.3) + 0.4 * np.log(0.5))
-    found = streams.evaluate(support.cross_entropy, logits, x)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    loss = streams.evaluate(support.cross_entropy, logits, x)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)

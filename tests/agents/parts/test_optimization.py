@@ -75,9 +75,9 @@ def test_a_tpu_selects_the_items_that_others_gather():
     }
     expected = jax.jit(lambda: layouts.permute(tree, permutation))()
     with parallel.compiling_for("tpu"):
-        found = jax.jit(lambda: layouts.permute(tree, permutation))
-        assert "gather" not in str(jax.make_jaxpr(found)())
-        streams.assert_same(found(), expected)
+        permuted = jax.jit(lambda: layouts.permute(tree, permutation))
+        assert "gather" not in str(jax.make_jaxpr(permuted)())
+        streams.assert_same(permuted(), expected)
 
 
 def test_a_gpu_takes_norms_and_means_in_one_sum():
@@ -214,7 +214,7 @@ def test_optimizers_go_on_after_their_counts_stop(transformation):
 
 
 MULTIPLIERS = {"log_temperature", "log_multipliers"}
-STATISTICS = {f"{popart.NAME}/{field}" for field in popart.Statistics._fields}
+STATISTICS = {f"{popart.NAME}/{field}" for field in popart.Moments._fields}
 
 
 @pytest.mark.parametrize(

@@ -180,8 +180,8 @@ def test_each_image_is_shifted_by_one_of_all_shifts():
     padded = np.pad(image, ((2, 2), (2, 2), (0, 0)), mode="edge")
     counts = [
         sum(
-            np.array_equal(each, padded[top : top + height, left : left + width])
-            for each in shifted["image"]
+            np.array_equal(image, padded[top : top + height, left : left + width])
+            for image in shifted["image"]
         )
         for top, left in itertools.product(range(5), repeat=2)
     ]

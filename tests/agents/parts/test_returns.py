@@ -33,24 +33,24 @@ def _slow(timestep, values, mean):
     """Returns `mean` of the n-step returns of every step up to its episode's end, `[T, B]`."""
     result = np.zeros((LENGTH, BATCH))
     for t, b in itertools.product(range(LENGTH), range(BATCH)):
-        found, total, discount = [], 0.0, 1.0
+        n_step_returns, total, discount = [], 0.0, 1.0
         for s in range(t + 1, len(values)):
             total += discount * timestep.reward[s, b]
             discount *= GAMMA * timestep.discount[s, b]
-            found.append(total + discount * values[s, b])
+            n_step_returns.append(total + discount * values[s, b])
             if timestep.step_type[s, b] == types.LAST:
                 break
-        result[t, b] = mean(found)
+        result[t, b] = mean(n_step_returns)
     return result
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 0.95, 1.0])
 def test_advantages_and_lambda_returns_equal_a_slow_loop(lambda_, platform):
-    def mean(found):  # the forward view: a weighted sum of n-step returns
-        weights = (1.0 - lambda_) * lambda_ ** np.arange(len(found))
-        weights[-1] = lambda_ ** (len(found) - 1)
-        return np.sum(weights * found)
+    def mean(n_step_returns):  # the forward view: a weighted sum of n-step returns
+        weights = (1.0 - lambda_) * lambda_ ** np.arange(len(n_step_returns))
+        weights[-1] = lambda_ ** (len(n_step_returns) - 1)
+        return np.sum(weights * n_step_returns)
 
     timestep, values, kept = _rollout()
     expected = _slow(timestep, values, mean)
@@ -66,7 +66,7 @@ def test_advantages_and_lambda_returns_equal_a_slow_loop(lambda_, platform):
 def test_n_step_returns_equal_a_slow_loop(n):
     timestep, values, kept = _rollout()
     actual = jax.jit(returns.n_step, static_argnums=3)(timestep, values, GAMMA, n)
-    expected = _slow(timestep, values, lambda found: found[:n][-1])
+    expected = _slow(timestep, values, lambda n_step_returns: n_step_returns[:n][-1])
     np.testing.assert_allclose(actual[kept], expected[kept], atol=5e-6)
 
 

@@ -164,13 +164,13 @@ def _probabilities(case: Case, priorities: dict[int, float]) -> dict[int, float]
 def _outcomes(case: Case) -> list[Outcome]:
     """Stores rollouts for three rounds of the ring, and draws after each."""
     init, step = _compiled(case)
-    memory, found = init(_rollout(case, 0)), []
+    memory, outcomes = init(_rollout(case, 0)), []
     with mock.patch.object(parallel, "platform", lambda: case.platform):
         for number in range(3 * case.rollouts + 1):
             key = jax.random.fold_in(jax.random.key(0), number)
             memory, outcome = step(memory, _rollout(case, number), key)
-            found.append(jax.device_get(outcome))
-    return found
+            outcomes.append(jax.device_get(outcome))
+    return outcomes
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_unfinished_episodes_of_a_resumed_run_are_truncated(earlier):
 
     def run():
         memory = buffer.init(rollout)
-        for each in (*[step_type] * earlier, begun):
-            timestep = rollout.timestep._replace(step_type=jnp.asarray(each))
+        for types_in_turn in (*[step_type] * earlier, begun):
+            timestep = rollout.timestep._replace(step_type=jnp.asarray(types_in_turn))
             memory = buffer.add(memory, rollout._replace(timestep=timestep))
         rows = memory.ring.timestep
         stream, time = jnp.indices((case.num_streams, 2 * case.steps))
@@ -274,14 +274,14 @@ def test_new_sequences_get_the_highest_priority_so_far():
     case = Case(steps=2, length=2, rollouts=4, num_streams=1, prioritized=True)
 
     def run(priority):
-        memory, found = case.replay.init(_rollout(case, 0)), []
+        memory, priorities = case.replay.init(_rollout(case, 0)), []
         for number in range(3):
             memory = case.replay.add(memory, _rollout(case, number))
-            found.append(memory.priorities.levels[0][0, :8])
+            priorities.append(memory.priorities.levels[0][0, :8])
             if number == 1:
                 item = replay.Item(jnp.zeros(2, jnp.int32), jnp.array([0, 1]))
                 memory = case.replay.update_priorities(memory, item, priority)
-        return found
+        return priorities
 
     run = jax.jit(experience.on_devices(run, 1, P()))
     for low, high in ((0.0, 1e9), (-1.0, 0.5), (3.0, 2.0)):

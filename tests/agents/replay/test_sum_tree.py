@@ -62,9 +62,9 @@ def test_no_item_is_written_twice(monkeypatch):
     order, written = sum_tree._in_order, []
 
     def record(row, item, value):
-        made = order(row, item, value)
-        written.append([np.asarray(part)[np.asarray(made[-1])] for part in made[:-1]])
-        return made
+        ordered = order(row, item, value)
+        written.append([np.asarray(part)[np.asarray(ordered[-1])] for part in ordered[:-1]])
+        return ordered
 
     monkeypatch.setattr(sum_tree, "_in_order", record)
     row, item = jnp.array([0, 1, 0, 0, 1, 0]), jnp.array([3, 4, 3, 4, 4, 2])

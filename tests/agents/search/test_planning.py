@@ -91,7 +91,7 @@ def _search_results(rng, shape):
 
 
 @pytest.fixture(scope="module", name="case")
-def _made():
+def _case():
     agent, rng = _muzero(value_cost=0.5), np.random.default_rng(0)
     shape = (K + N_STEPS + 1, SEQUENCES)
     timestep = experience.random_episodes(0, (shape[0] + 1, SEQUENCES))

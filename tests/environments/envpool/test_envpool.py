@@ -248,7 +248,7 @@ def test_agent_steps_of_repeated_actions(task_id, action_repeat, own_limit, limi
     arrivals = np.minimum(np.arange(1, end + 1) * action_repeat, final)
     total = np.cumsum(once.reward[: final + 1, 0], dtype=np.float64)[[0, *arrivals]]
     np.testing.assert_allclose(repeated.reward[1 : end + 1, 0], np.diff(total), rtol=1e-4)
-    seen, expected = (each.observation for each in (repeated, once))
+    seen, expected = (timestep.observation for timestep in (repeated, once))
     seen = jax.tree.map(lambda leaf: leaf[1 : end + 1, 0], seen)
     expected = jax.tree.map(lambda leaf: leaf[arrivals, 0], expected)
     streams.assert_same(seen, expected, strict=True)
@@ -261,9 +261,9 @@ def test_atari_presets_start_as_their_sources_say():
     """Machado et al. start every game alike, and leave chance to the sticky actions."""
 
     def first_frames(*files):
-        own = [f"environments/{name}.gin" for name in files]
+        parts = [f"environments/{name}.gin" for name in files]
         loaded = experiment.load(
-            [str(ROOT / "gin" / part) for part in ("runners.gin", "agents/ppo.gin", *own)],
+            [str(ROOT / "gin" / part) for part in ("runners.gin", "agents/ppo.gin", *parts)],
             ["TOTAL_STEPS = 64", "NUM_ENVS = 2", "ROLLOUT_LENGTH = 4"],
         )
         return play(loaded.environment(), [1, 3, 3, 4, 4] * 4, num_envs=8).observation

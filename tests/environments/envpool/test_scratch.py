@@ -29,7 +29,7 @@ def test_only_the_simulator_works_in_its_directory(delay, closing, code, monkeyp
     where, process = directory.start(start)
     assert where == directory.path and os.getcwd() == before
     assert pathlib.Path(directory.path, "made", "file").exists()
-    assert [each.pid for each in watchdog.within(directory.path)] == [process.pid]
+    assert [child.pid for child in watchdog.within(directory.path)] == [process.pid]
     timer = threading.Timer(delay, process.terminate)
     timer.start()
     threading.Thread(target=process.wait, daemon=True).start()

@@ -245,7 +245,7 @@ def test_only_images_are_drawn():
 
 def test_filmed_environments_play_the_same_episodes():
     factory = gymnasium.Gymnasium(f"{OWN}Drawn-v0", vectorization="async")
-    hosts = [each.make(KEY, np.arange(3), 1) for each in (factory, factory.filmed())]
+    hosts = [maker.make(KEY, np.arange(3), 1) for maker in (factory, factory.filmed())]
     timesteps = [host.reset() for host in hosts]
     for _ in range(12):
         np.testing.assert_array_equal(*(timestep.observation for timestep in timesteps))

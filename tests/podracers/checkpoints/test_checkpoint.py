@@ -87,7 +87,7 @@ def test_restores_on_any_number_of_devices(saved, num_devices):
     step, state, metadata = reader.restore(template)
     assert (step, metadata) == (30, _metadata(30))
     _assert_equal(state, _make_state(value=30.0))
-    placed, expected = (jax.tree.map(lambda x: x.sharding, each) for each in (state, template))
+    placed, expected = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, template))
     assert placed == expected
 
 
@@ -109,19 +109,19 @@ def test_parameters_are_read_without_a_template(saved):
 
 def test_keeps_the_newest_and_the_best(tmp_path):
     template = _make_state()["params"]
-    scores = {1: 0.0, 2: 5.0, 3: float("nan"), 4: 1.0, 5: None, 6: 4.0, 7: 2.0}
+    scores = {1: 0.0, 2: 5.0, 3: float("nan"), 4: 4.0, 5: None, 6: 1.0, 7: 2.0}
     for block in ([1, 2, 3], [4, 5, 6, 7]):  # scores survive a restart
         checkpointer = checkpoint.Checkpointer(tmp_path, keep_latest=2, keep_best=2)
         for step in block:
             _save(checkpointer, step, scores[step])
         checkpointer.close()
-    assert _saved_steps(tmp_path) == ["2", "6", "7"]
+    assert _saved_steps(tmp_path) == ["2", "4", "6", "7"]
     reader = checkpoint.Checkpointer(tmp_path, read_only=True)
     assert (reader.latest_step(), reader.best_step()) == (7, 2)
     assert reader.restore(template, "params", best=True)[0] == 2
     assert reader.restore(template, "params")[0] == 7
     shutil.rmtree(tmp_path / "2" / "params")
-    assert reader.restore(template, "params", best=True)[0] == 6
+    assert reader.restore(template, "params", best=True)[0] == 4
 
 
 def test_a_later_evaluation_scores_a_checkpoint_that_is_there(tmp_path):

@@ -207,20 +207,20 @@ def _start_two():
 
     start.port = port
     yield start
-    for each in started:
-        each.kill()
-        each.communicate()
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def _assert_ready(*group):
-    for each in group:
-        assert each.stdout.readline() == "ready\n", each.communicate()[1]
+    for process in group:
+        assert process.stdout.readline() == "ready\n", process.communicate()[1]
 
 
 def _assert_leave(*group):
-    for each in group:
-        out, err = each.communicate("leave\n", timeout=processes.PATIENCE)
-        assert (each.returncode, out, err) == (0, "left\n", "")
+    for process in group:
+        out, err = process.communicate("leave\n", timeout=processes.PATIENCE)
+        assert (process.returncode, out, err) == (0, "left\n", "")
 
 
 def test_suspending_all_processes_is_no_failure(start):
@@ -228,8 +228,8 @@ def test_suspending_all_processes_is_no_failure(start):
     _begin(*group)
     _assert_ready(*group)
     for number, seconds in ((signal.SIGSTOP, 2.5), (signal.SIGCONT, 1.0)):
-        for each in group:
-            each.send_signal(number)
+        for process in group:
+            process.send_signal(number)
         time.sleep(seconds)
     _assert_leave(*group)
 

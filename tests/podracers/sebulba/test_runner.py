@@ -41,14 +41,14 @@ def _shared():
 
 
 @pytest.fixture(name="subject")
-def _made(shared):
+def _subject(shared):
     """The shared runner; its actors have ended and closed their environments after each test."""
     runner, factory = shared
-    factory.made.clear()
+    factory.batches.clear()
     yield runner, factory
     runner.close()
     assert pipeline.abandoned() == []
-    assert all(host.closed for host in factory.made)
+    assert all(host.closed for host in factory.batches)
     factory.set()
 
 
@@ -85,7 +85,7 @@ def test_an_environment_that_raises_ends_the_run(subject, where, step, num_made)
     assert report.index(f"in {where}\n") < report.index(f"the simulator broke in {where}")
     assert report.endswith("in the thread 'actor 1'\n")
     assert pipeline.abandoned() == []
-    assert len(factory.made) <= num_made
+    assert len(factory.batches) <= num_made
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
@@ -152,10 +152,10 @@ def test_a_runner_works_again_after_a_failure_and_with_another_state(subject):
     _fail(runner, runner.init(0))
     factory.set()
     streams.assert_same(_take(runner, 2, 0), expected[0])
-    factory.made.clear()
+    factory.batches.clear()
     runner.step(runner.init(0), 1)
     other, _ = runner.step(runner.init(1), 1)  # restarts the simulators
-    assert [host.closed for host in factory.made] == [1] * 4 + [0] * 4
+    assert [host.closed for host in factory.batches] == [1] * 4 + [0] * 4
     other, _ = runner.step(other, 1)
     streams.assert_same(streams.to_numpy(other), expected[1])
 

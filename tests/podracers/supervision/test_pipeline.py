@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 
+import jax
 import pytest
 
 from podracers.commands import command_line
@@ -295,6 +296,13 @@ def test_the_end_of_the_interpreter_ends_workers_in_jax(ending):
     code, last = ENDINGS[ending]
     result = processes.finish(processes.spawn([sys.executable, "-c", PROGRAM + ending]), code)
     assert (result.stderr.splitlines() or [""])[-1].endswith(last)
+
+
+def test_a_worker_has_the_contexts_of_jax_of_the_thread_that_starts_it():
+    with jax.default_matmul_precision("float32"), jax.debug_nans(True), jax.disable_jit():
+        settings = pipeline.call("call", lambda worker: jax.config.values, LIMIT)
+        assert settings == jax.config.values
+    assert pipeline.call("call", lambda worker: jax.config.values, LIMIT) != settings
 
 
 def test_the_activities_of_a_thread_add_up_to_its_time(monkeypatch):

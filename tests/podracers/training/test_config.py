@@ -69,10 +69,12 @@ def test_short_names_long_names_and_parts_that_no_file_names(tiny):
     assert loaded.build().environment.spec.observation.shape == (4, 3, 1)
 
 
-def test_the_core_without_a_memory_of_earlier_versions_is_none(tiny, write):
-    core = "networks.actor_critic.core = @cores.FeedForward()"
-    file = write(f"from agents import networks\nfrom agents.networks import cores\n{core}")
-    assert experiment.load([tiny, file], []).build().agent.net.module.torsos[0].core is None
+def test_names_of_earlier_versions_load(tiny, write):
+    imports = "from agents import networks\nfrom agents import policy\nfrom agents import replay\n"
+    core = "from agents.networks import cores\nnetworks.actor_critic.core = @cores.FeedForward()\n"
+    file = write(f"{imports}{core}policy.ActorCritic.greedy_evaluation = True")
+    agent = experiment.load([tiny, file]).build().agent
+    assert agent.greedy_evaluation and agent.net.module.torsos[0].core is None
 
 
 def test_scopes_are_no_circle(tiny):

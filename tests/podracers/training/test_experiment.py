@@ -45,11 +45,11 @@ def test_numbers_of_64_bits_are_refused(tiny):
 class OnHost(envpool.EnvPool):
     """A factory of host environments that counts its instances."""
 
-    made = 0
+    count_made = 0
 
     def __init__(self):
         super().__init__("CartPole-v1")
-        OnHost.made += 1
+        OnHost.count_made += 1
 
 
 def on_host():
@@ -62,7 +62,7 @@ def on_host():
     [("@catch.Catch", "Anakin", 0), ("@own.OnHost", "Sebulba", 0), ("@own.on_host", "Sebulba", 1)],
 )
 def test_the_environment_chooses_the_runner(tmp_path, environment, runner, count):
-    OnHost.made = 0
+    OnHost.count_made = 0
     file = processes.config_file(
         tmp_path,
         "import tests.podracers.training.test_experiment as own\nfrom environments import catch\n"
@@ -70,7 +70,7 @@ def test_the_environment_chooses_the_runner(tmp_path, environment, runner, count
     )
     loaded = experiment.load([str(file)], [])
     assert loaded.runner.__name__ == runner
-    assert OnHost.made == count
+    assert OnHost.count_made == count
     # The configuration that a run keeps has no choice left, and nothing of the other runner.
     text = loaded.text()
     other = {"Anakin": "Sebulba", "Sebulba": "Anakin"}[runner]

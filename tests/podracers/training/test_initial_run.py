@@ -19,7 +19,7 @@ from tests import contract, processes, streams
 # Statistics of observations and of value targets.
 STATISTICS = ("{}.normalize_observations = True", "{}.popart_rate = 0.1", "TOTAL_STEPS = 128")
 STATISTICS += ("Experiment.greedy_evaluation_episodes = 0",)
-PPO, IMPALA = ([each.format(name) for each in STATISTICS] for name in ("PPO", "IMPALA"))
+PPO, IMPALA = ([statistic.format(name) for statistic in STATISTICS] for name in ("PPO", "IMPALA"))
 slow = pytest.mark.slow
 MEMBERS = "Anakin.population = 2"
 

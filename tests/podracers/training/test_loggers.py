@@ -89,9 +89,9 @@ def test_tensorboard_shows_the_configuration(tmp_path):
     text = tensor_util.make_ndarray(page.tensor_proto).item().decode()
     assert (page.step, text) == (0, "    # no heading\n    A = *b* <c>\n")
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    found = metadata.parse_session_start_info_plugin_data(content)
-    assert found.group_name == f"{tmp_path.name} in {tmp_path.parent}"
-    assert {n: getattr(v, v.WhichOneof("kind")) for n, v in found.hparams.items()} == values
+    session = metadata.parse_session_start_info_plugin_data(content)
+    assert session.group_name == f"{tmp_path.name} in {tmp_path.parent}"
+    assert {n: getattr(v, v.WhichOneof("kind")) for n, v in session.hparams.items()} == values
 
 
 @pytest.mark.parametrize("kind", [loggers.JsonlLogger, displays.TensorBoardLogger])

@@ -156,29 +156,29 @@ def test_a_population_is_logged_by_member_and_on_average(population, capsys):
         for name in ("return", "length") if "evaluation/return" in row else ():
             greedy = [row[f"evaluation/greedy_{name}/seed_{seed}"] for seed in (3, 4)]
             assert row[f"evaluation/greedy_{name}"] == pytest.approx(np.mean(greedy))
-            own = [row[f"evaluation/{name}/seed_{seed}"] for seed in (3, 4)]
+            returns = [row[f"evaluation/{name}/seed_{seed}"] for seed in (3, 4)]
             success = [row[f"evaluation/success/seed_{seed}"] for seed in (3, 4)]
-            assert name == "length" or success == pytest.approx(own)
+            assert name == "length" or success == pytest.approx(returns)
         assert row["episode/success/seed_4"] == pytest.approx(row["episode/return/seed_4"])
         logged = [row[f"learning_rate/seed_{seed}"] for seed in (3, 4)]
         assert logged == pytest.approx(RATES)
     judged = [row for row in rows if "evaluation/return" in row]
     assert any(row["evaluation/greedy_return"] != row["evaluation/return"] for row in judged)
     results, members = summary["evaluation"], summary["members"]
-    assert [each["seed"] for each in members] == [3, 4]
-    assert [each["values"]["learning_rate"] for each in members] == list(RATES)
+    assert [member["seed"] for member in members] == [3, 4]
+    assert [member["values"]["learning_rate"] for member in members] == list(RATES)
     for kind in ("return", "greedy_return"):
         by_seed = results[f"{kind}_by_seed"]
-        assert by_seed == {str(each["seed"]): each[kind] for each in members}
+        assert by_seed == {str(member["seed"]): member[kind] for member in members}
         assert results[kind] == pytest.approx(np.mean(list(by_seed.values())))
-        own = results[kind.replace("return", "metrics")]
-        assert own == {"cue": pytest.approx(0.5, abs=0.4), "success": pytest.approx(results[kind])}
+        mean = results[kind.replace("return", "metrics")]
+        assert mean == {"cue": pytest.approx(0.5, abs=0.4), "success": pytest.approx(results[kind])}
     assert (results["episodes"], results["greedy_episodes"]) == (16, 16)
     assert summary["environment_steps"] == 2 * 640
     assert (summary["compute_dtype"], summary["matmul_precision"]) == ("float32", "default")
     more = {"speed": 7.0, "achievement/dig": 1.0}
-    own = {kind: results[kind] | more for kind in ("metrics", "greedy_metrics")}
-    train._print_summary(summary | {"evaluation": results | own}, directory)
+    numbers = {kind: results[kind] | more for kind in ("metrics", "greedy_metrics")}
+    train._print_summary(summary | {"evaluation": results | numbers}, directory)
     row = rf"\n  seed 4, learning_rate = 0\.01 +{members[1]['return']:.2f}\n"
     printed = capsys.readouterr().out
     assert re.search(row, printed)
@@ -282,6 +282,9 @@ def test_a_stopped_population_resumes_as_if_nothing_had_happened(
     processes.assert_same_end(population[0].path, directory.path)
     assert summary["evaluation"] == population[1]["evaluation"]
     assert summary["random_policy_return"] == population[1]["random_policy_return"]
+    saved = checkpoint.Checkpointer(directory.checkpoints, read_only=True)
+    times = saved.restore(None, "params")[2]["clock"]
+    assert times["steps"] == 8 * 64  # updates but the first one of each start
 
 
 def test_contexts_of_jax_around_a_run_reach_the_traces_of_all_its_programs(
@@ -642,8 +645,8 @@ def test_options_that_python_replaced_leave_no_configuration(
 ):
     assert "checkpoint_period = 3" in settings.text()
     names = ("agent", "environment", "runner", "seed", "total_steps")
-    made = experiment.Experiment(**{name: getattr(settings, name) for name in names})
-    assert made.text() == ""
+    built = experiment.Experiment(**{name: getattr(settings, name) for name in names})
+    assert built.text() == ""
     monkeypatch.setattr(experiment.Experiment, "build", lambda settings: parts)
     replaced = dataclasses.replace(settings, seed=7)
     kept = {"checkpoint_directory": str(tmp_path / "kept")}

@@ -17,8 +17,8 @@ def _git(root, *arguments):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.fixture(name="own")
-def _own(tmp_path, monkeypatch):
+@pytest.fixture(name="folder")
+def _folder(tmp_path, monkeypatch):
     """Imports a module of the user's from a checkout, which it yields, and one from elsewhere."""
     root = tmp_path / "mine"
     (root / "docs").mkdir(parents=True)
@@ -37,23 +37,23 @@ def _own(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_provenance_has_the_commits_of_the_users_own_code(own):
-    head = _git(own, "rev-parse", "HEAD")
+def test_provenance_has_the_commits_of_the_users_own_code(folder):
+    head = _git(folder, "rev-parse", "HEAD")
     for file in ("docs/results.json", "README.md"):  # recorded results are no change
-        (own / file).write_text("[1]")
-    found = summary.provenance()
-    assert found["other_commits"] == {"my_agent": head}
+        (folder / file).write_text("[1]")
+    facts = summary.provenance()
+    assert facts["other_commits"] == {"my_agent": head}
     # Earlier tests may have imported others.
-    modules = {k: x for k, x in found["other_modules"].items() if own.parent.as_posix() in k}
+    modules = {k: x for k, x in facts["other_modules"].items() if folder.parent.as_posix() in k}
     assert modules == {
         str(file): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in (own / "my_agent.py", own.parent / "my_script.py")
+        for file in (folder / "my_agent.py", folder.parent / "my_script.py")
     }
-    assert (found["device"], found["platform"]) == ("4 x cpu", "cpu") and found["cpu"]
-    assert {"python", "jax", "flax", "optax", "podracers"} <= found["versions"].keys()
-    (own / "my_agent.py").write_text("LENGTH = 4\n")
+    assert (facts["device"], facts["platform"]) == ("4 x cpu", "cpu") and facts["cpu"]
+    assert {"python", "jax", "flax", "optax", "podracers"} <= facts["versions"].keys()
+    (folder / "my_agent.py").write_text("LENGTH = 4\n")
     assert summary.provenance()["other_commits"] == {"my_agent": f"{head}-dirty"}
-    _git(own, "update-ref", "-d", "HEAD")
+    _git(folder, "update-ref", "-d", "HEAD")
     assert summary.provenance()["other_commits"] == {"my_agent": None}
 
 

@@ -82,8 +82,8 @@ def test_a_resumed_run_continues_the_run_of_weights_and_biases(tmp_path, monkeyp
     run.Run(later, later.build(), directory, stop=(), **options).train()
 
     begun = [call.kwargs for call in module.init.call_args_list]
-    assert [(each["project"], each["name"]) for each in begun] == [("p", "run")] * 2
-    assert [each.get("id") for each in begun] == [None, "chosen"]
+    assert [(options["project"], options["name"]) for options in begun] == [("p", "run")] * 2
+    assert [options.get("id") for options in begun] == [None, "chosen"]
     logged = {call.kwargs["step"]: call.args[0] for call in tracked.log.call_args_list}
     assert list(logged) == [64, 128, 192]
     for row in processes.log(directory.path):

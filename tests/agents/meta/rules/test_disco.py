@@ -84,8 +84,8 @@ def test_parameters_are_those_of_the_published_file():
     assert shapes["lstm/lstm/linear/w"] == (283, 1024)
     assert shapes["lstm/~/meta_lstm/~unroll/lstm/linear/w"] == (144, 512)
     assert shapes["lstm/sequential_1/conv1_d/w"] == (1, 516, 16)
-    made = jax.eval_shape(RULE.init, jax.random.key(0))
-    assert {name: x.shape for name, x in made.items()} == shapes
+    meta_params = jax.eval_shape(RULE.init, jax.random.key(0))
+    assert {name: x.shape for name, x in meta_params.items()} == shapes
 
 
 # Results of google-deepmind/disco_rl at 9059a29 after the second update with these inputs.
@@ -114,7 +114,7 @@ def test_targets_and_losses_are_those_of_the_published_code(teach):
     _, state, _ = teach(params, _state(), experience)
     targets, state, losses = teach(params, state, experience)
     total = sum(RULE.costs[name] * loss for name, loss in losses.items())
-    found = {
+    outputs = {
         "policy": targets.predictions.policy,
         "y": targets.predictions.y[0, :, ::150],
         "z": targets.predictions.z[0, :, ::150],
@@ -123,7 +123,7 @@ def test_targets_and_losses_are_those_of_the_published_code(teach):
         "hidden": state.network.hidden[::32],
     }
     for name, expected in EXPECTED.items():
-        np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(outputs[name], expected, rtol=1e-4, atol=2e-5, err_msg=name)
     np.testing.assert_allclose(state.target_params["weight"], 1.0 - 0.9**2, rtol=1e-6)
 
 
