@@ -130,7 +130,7 @@ def test_runs_with_seeds_that_the_configuration_computes_are_several_seeds(make,
         directory.config.write_text(text.replace("SEED = 0", f"SEED = {seed}"))
     runs = [x for path in paths for x in curves.read(path)]
     (panel,) = curves.panels(runs, "episode/return")
-    ends = {name: [curve[-1, 2] for curve in curves] for name, curves in panel.curves.items()}
+    ends = {name: [curve[-1, 2] for curve in seeds] for name, seeds in panel.curves.items()}
     assert ends == {"PPO, Anakin": [20.0, 20.0, 725.0, 825.0]}
 
 

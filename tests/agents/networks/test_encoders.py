@@ -96,8 +96,8 @@ def test_normalised_layers_equal_their_equations(encoder):
             assert wide.shape == (4, 20)
             x = x + dense(2 + 2 * block, wide)
         x = norm(2, x)
-    inverse = streams.evaluate(encoder.apply, {"params": params}, rows)
-    np.testing.assert_allclose(inverse, x, rtol=1e-4, atol=1e-5)
+    outputs = streams.evaluate(encoder.apply, {"params": params}, rows)
+    np.testing.assert_allclose(outputs, x, rtol=1e-4, atol=1e-5)
 
 
 def test_integers_become_one_hot_codes_and_other_leaves_stay():

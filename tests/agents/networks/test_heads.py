@@ -182,10 +182,10 @@ def test_a_policy_is_that_of_other_bounds_in_units_of_the_bounds(name, minimum, 
         log_prob, entropy = head.log_prob(outputs, None, raw), head.entropy(outputs, None)
         return (log_prob, entropy, head.kl(target, outputs, None)), head.to_action(raw)
 
-    (log_prob, action), (expected, portion) = (
+    (numbers, action), (expected, portion) = (
         streams.evaluate(lambda head=head: results(head)) for head in (head, unit)
     )
-    streams.assert_same(log_prob, expected)
+    streams.assert_same(numbers, expected)
     expected = minimum + (np.asarray(portion, np.float64) + 1.0) / 2.0 * (maximum - minimum)
     np.testing.assert_allclose(action, expected, rtol=1e-5)
     np.testing.assert_allclose(head.to_units(action), portion[..., 0], rtol=1e-5)
