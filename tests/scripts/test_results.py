@@ -132,7 +132,7 @@ def test_every_published_row_describes_a_run(modules):
         assert settings.runner.__name__ == row.runner, row.name
         assert settings.agent.__name__ == row.agent.partition(",")[0], row.name
         digest = modules.training_process.settings_digest(settings.text())
-        if "not_sticky" not in row.variant:  # the file of three such rows has changed since
+        if "not_sticky" not in row.variant:  # their files have changed since
             assert {run.settings for run in row.runs} <= {digest, None}, row.name
         for published in row.published if row.runs and not row.explanation else ():
             reached = row.sample.mean + 0.005 * abs(published.value)
