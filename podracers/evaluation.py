@@ -113,7 +113,8 @@ class Evaluation(NamedTuple):
             if seeds:
                 pairs = zip(map(str, seeds), episodes.mean_return().tolist())
                 numbers[f"{prefix}return_by_seed"] = dict(pairs)
-            if means := {name: float(np.mean(x)) for name, x in episodes.metrics.items()}:
+            present = {name: x[~np.isnan(x)] for name, x in episodes.metrics.items()}  # see S6
+            if means := {name: float(np.mean(x)) for name, x in present.items() if x.size}:
                 numbers[f"{prefix}metrics"] = means
         return numbers
 

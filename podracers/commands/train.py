@@ -168,7 +168,7 @@ def _print_summary(summary: dict, directory: run_directory.RunDirectory) -> None
     greedy = results.get("greedy_metrics", {})
     for name, mean in results.get("metrics", {}).items():
         if "/" not in name:
-            of_greedy = f", greedy {greedy[name]:.4g}" if greedy else ""
+            of_greedy = f", greedy {greedy[name]:.4g}" if name in greedy else ""
             rows.append((name, f"{mean:.4g}{of_greedy}"))
     rows.append(("episode length", f"{results['length']:.1f} agent steps"))
     if results["unfinished"]:

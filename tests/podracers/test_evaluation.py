@@ -228,8 +228,11 @@ def test_scores_and_errors_of_a_population():
     sampled = evaluation.Episodes(returns, returns.astype(int), returns > -1.0)
     expected = np.std([1.0, 5.0, 6.0], ddof=1) / math.sqrt(3)
     np.testing.assert_allclose(sampled.standard_error(), expected, rtol=1e-6)
-    greedy = sampled._replace(returns=0.0 * returns)
+    absent = np.where(returns > 4.0, returns, math.nan)
+    greedy = sampled._replace(returns=0.0 * returns, metrics={"win": absent, "draw": np.nan * absent})
     both = evaluation.Evaluation(sampled, greedy)
+    numbers = both.summary([1, 2, 3])
+    assert numbers["greedy_metrics"] == {"win": 6.0} and "metrics" not in numbers
     assert both.score == 4.0  # of the sampled evaluation
     assert both.by_prefix() == {"": sampled, "greedy_": greedy}
     assert evaluation.Evaluation(sampled).by_prefix() == {"": sampled}

@@ -124,6 +124,7 @@ def test_incomplete_files_are_refused(modules, tmp_path, entries):
 
 def test_every_published_row_describes_a_run(modules):
     rows = modules.rows.read()
+    json.loads(modules.rows.PATH.read_text(), parse_constant=pytest.fail)  # JSON has no NaN
     for row in rows.values():
         runner = command_line.runner_file(row.runner.lower())
         files = [str(processes.ROOT / row.gin_file), runner]
