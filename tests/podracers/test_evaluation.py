@@ -229,7 +229,8 @@ def test_scores_and_errors_of_a_population():
     expected = np.std([1.0, 5.0, 6.0], ddof=1) / math.sqrt(3)
     np.testing.assert_allclose(sampled.standard_error(), expected, rtol=1e-6)
     absent = np.where(returns > 4.0, returns, math.nan)
-    greedy = sampled._replace(returns=0.0 * returns, metrics={"win": absent, "draw": np.nan * absent})
+    metrics = {"win": absent, "draw": np.nan * absent}
+    greedy = sampled._replace(returns=0.0 * returns, metrics=metrics)
     both = evaluation.Evaluation(sampled, greedy)
     numbers = both.summary([1, 2, 3])
     assert numbers["greedy_metrics"] == {"win": 6.0} and "metrics" not in numbers
